@@ -1,0 +1,1 @@
+"""Benchmarks: each measures headrace beside a peer or a physical limit in one run."""

@@ -1,0 +1,1 @@
+"""The learning wing: reinforcement learning that knows nothing of machines (no Ray in it)."""

@@ -1,0 +1,1 @@
+"""Between environment and module: observations in, actions out. Numpy only."""

@@ -1,0 +1,1 @@
+"""What flows: episodes, trajectories and the builder that packs them. Numpy only."""

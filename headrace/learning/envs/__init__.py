@@ -1,0 +1,1 @@
+"""Vector environments behind one short contract. Numpy only: environment workers run without torch."""

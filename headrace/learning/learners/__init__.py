@@ -1,0 +1,1 @@
+"""The learner: loss, backward, optimiser, and the port to its peers."""

@@ -1,0 +1,1 @@
+"""Networks: RLModule, its parts and its distributions."""

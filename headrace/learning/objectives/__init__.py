@@ -1,0 +1,1 @@
+"""The maths: advantages, losses, divergences, aggregation. Pure functions of tensors."""

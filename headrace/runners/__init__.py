@@ -1,0 +1,1 @@
+"""The workflows, written out: who calls whom, in which order, over which channels."""

@@ -1,0 +1,97 @@
+"""From a recipe to a runner with its groups launched, and back to nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace.core.errors import ConfigError
+from headrace.runners.async_runner import AsyncRunner
+from headrace.runners.config import EmbodiedRecipe
+from headrace.runners.embodied import EmbodiedRunner, Groups
+from headrace.runners.sync_runner import SyncRunner
+from headrace.system import Cluster, ComponentPlacement, PlacementStrategy
+from headrace.system.runtime import session
+from headrace.telemetry.console import Console
+from headrace.workers.env import EnvWorker
+from headrace.workers.learner import LearnerWorker
+from headrace.workers.rollout import RolloutWorker
+
+RUNNERS: dict[str, type[EmbodiedRunner]] = {"sync": SyncRunner, "async": AsyncRunner}
+LEARNER_GROUP, ROLLOUT_GROUP, ENV_GROUP = "learner", "rollout", "env"
+
+
+@contextlib.contextmanager
+def launched(recipe: EmbodiedRecipe, run_dir: Path, console: Console) -> Iterator[EmbodiedRunner]:
+    """A runner on its cluster. On leaving, whatever happened, the books are flushed and every process is ended.
+
+    Raises:
+        ConfigError, ResourceError, ClusterError: the recipe does not fit the cluster; nothing is left running.
+    """
+    with contextlib.ExitStack() as stack:
+        if recipe.cluster is None:
+            stack.enter_context(session.inline(run_dir / "logs"))
+            cluster, strategies = None, {}
+            sizes = dict.fromkeys((ENV_GROUP, ROLLOUT_GROUP, LEARNER_GROUP), 1)
+        else:
+            cluster = stack.enter_context(Cluster(recipe.cluster, run_dir=run_dir))
+            placement = ComponentPlacement(recipe, cluster)
+            strategies = {name: placement.get_strategy(name) for name in placement.components}
+            sizes = {name: placement.get_world_size(name) for name in placement.components}
+        _check_sizes(recipe, sizes)
+        groups = _launch(recipe, cluster, strategies, sizes)
+        runner = RUNNERS[recipe.runner.mode](recipe, groups, run_dir, console)
+        stack.callback(runner.close)
+        runner.init_workers()
+        yield runner
+
+
+def _launch(
+    recipe: EmbodiedRecipe, cluster: Cluster | None, strategies: dict[str, PlacementStrategy], sizes: dict[str, int]
+) -> Groups:
+    env = EnvWorker.create_group(
+        recipe.env,
+        recipe.rollout,
+        num_rollout_ranks=sizes[ROLLOUT_GROUP],
+        num_learner_ranks=sizes[LEARNER_GROUP],
+        seed=recipe.seed,
+    )
+    rollout = RolloutWorker.create_group(
+        recipe.model,
+        recipe.rollout,
+        num_env_ranks=sizes[ENV_GROUP],
+        learner_group=LEARNER_GROUP,
+        num_learner_ranks=sizes[LEARNER_GROUP],
+        lockstep=recipe.runner.mode == "sync",
+        seed=recipe.seed,
+    )
+    learner = LearnerWorker.create_group(
+        recipe.model,
+        recipe.algorithm,
+        recipe.rollout,
+        trajectories_per_step=_trajectories(recipe, sizes) // sizes[LEARNER_GROUP],
+        rollout_group=ROLLOUT_GROUP,
+        num_rollout_ranks=sizes[ROLLOUT_GROUP],
+        seed=recipe.seed,
+    )
+    named = {LEARNER_GROUP: learner, ROLLOUT_GROUP: rollout, ENV_GROUP: env}
+    for name, group in named.items():  # the slowest to start first
+        group.launch(cluster, placement_strategy=strategies.get(name), name=name)
+    return Groups(env, rollout, learner)
+
+
+def _trajectories(recipe: EmbodiedRecipe, sizes: dict[str, int]) -> int:
+    return recipe.runner.trajectories_per_step or sizes[ENV_GROUP]
+
+
+def _check_sizes(recipe: EmbodiedRecipe, sizes: dict[str, int]) -> None:
+    """Every learner rank gets the same number of trajectories, every env rank gives the same number."""
+    total, envs, learners = _trajectories(recipe, sizes), sizes[ENV_GROUP], sizes[LEARNER_GROUP]
+    if envs % learners:
+        remedy = f"{envs} env ranks do not divide evenly among {learners} learner ranks; make it a multiple"
+        raise ConfigError("cluster.component_placement.env", envs, remedy)
+    if total % learners:
+        raise ConfigError("runner.trajectories_per_step", total, f"make it a multiple of the {learners} learner ranks")
+    if recipe.runner.mode == "sync" and total % envs:
+        raise ConfigError("runner.trajectories_per_step", total, f"make it a multiple of the {envs} env ranks")

@@ -1,0 +1,474 @@
+"""One endpoint a process: its door to every other process of the job.
+
+Services (a channel's broker, the managers, a worker's mailbox) are registered by name; peers send them notices
+(one way) and requests (answered now or later). On one node the bytes go over an abstract Unix socket, between
+nodes over TCP, inside one process by a direct call. A connection that ends tells everyone who waited on it.
+
+Threads: one I/O thread reads every socket. Services run under the endpoint's lock, one at a time, and never block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import hmac
+import itertools
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.core.errors import HeadraceError, PeerDeadError
+from headrace.system.comm.payload import Payload
+from headrace.system.comm.wire import Frame, FrameReader, FrameWriter, Kind, ProtocolError
+
+_TOKEN_NBYTES = 32
+_KEEPALIVE_S = 10
+_logger = logging.getLogger(__name__)
+_Reply = Callable[[bool, Any, tuple[Payload, ...]], None]
+_live_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAddress:
+    """Where a process listens. `uid` is unique; `node` says who can use the Unix socket `unix`."""
+
+    uid: str
+    node: str
+    unix: str
+    host: str
+    port: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request returns: a small value and, for data, payloads."""
+
+    value: Any = None
+    payloads: tuple[Payload, ...] = ()
+
+
+@dataclass(slots=True)
+class Request:
+    """A call from `peer` on a service. `answer` and `fail` may come later, from any thread, once."""
+
+    peer: str
+    head: Any
+    payload: Payload | None
+    _reply: _Reply | None
+
+    def answer(self, value: Any = None, payloads: tuple[Payload, ...] = ()) -> None:
+        if self._reply is not None:
+            self._reply(True, value, payloads)
+
+    def fail(self, error: Exception) -> None:
+        if self._reply is not None:
+            self._reply(False, error, ())
+
+
+class Service(Protocol):
+    """Something an endpoint serves. Both run under the endpoint's lock and must not block."""
+
+    def on_request(self, request: Request) -> None: ...
+
+    def on_peer_gone(self, peer: str, clean: bool) -> None: ...
+
+
+class _Connection:
+    """A socket with its reader, its writer and the requests that wait for its peer."""
+
+    def __init__(self, sock: socket.socket, peer: EndpointAddress | None, want_write: Callable[[_Connection], None]):
+        sock.setblocking(False)
+        self.sock = sock
+        self.peer = peer
+        self.reader = FrameReader(sock)
+        self.writer = FrameWriter(sock, lambda: want_write(self))
+        self.waiting: dict[int, Future[Answer]] = {}
+        self.parts: dict[int, list[Payload]] = {}
+        self.token = b"" if peer is None else None
+        self.clean = False
+
+
+class Endpoint:
+    """See the module's docstring. `node` is the node's identity, `host` the address peers on other nodes use."""
+
+    def __init__(self, *, name: str, node: str = "local", host: str = "127.0.0.1", token: bytes | None = None) -> None:
+        self.lock = threading.RLock()
+        self.token = token or os.urandom(_TOKEN_NBYTES)
+        uid = uuid.uuid4().hex
+        self._unix, self._tcp = _listen(uid, host)
+        self.address = EndpointAddress(uid, node, f"headrace-{uid}", host, self._tcp.getsockname()[1], name)
+        self._services: dict[str, Service] = {}
+        self._connections: dict[str, _Connection] = {}
+        self._all: set[_Connection] = set()
+        self._gone: dict[str, bool] = {}
+        self._tickets = itertools.count(1)
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._chores: deque[Callable[[], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        for listener in (self._unix, self._tcp):
+            self._selector.register(listener, selectors.EVENT_READ, listener)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"headrace-io-{name}", daemon=True)
+        self._thread.start()
+        _live_endpoints.add(self)
+
+    def serve(self, name: str, service: Service) -> None:
+        """Make `service` reachable under `name`."""
+        with self.lock:
+            self._services[name] = service
+
+    def withdraw(self, name: str) -> None:
+        with self.lock:
+            self._services.pop(name, None)
+
+    def notify(self, to: EndpointAddress, service: str, head: Any, payload: Payload | None = None) -> None:
+        """One-way message; in order per pair of endpoints.
+
+        Raises:
+            PeerDeadError: `to` is gone.
+        """
+        if to.uid == self.address.uid:
+            self._dispatch(service, Request(self.address.uid, head, payload, None))
+            return
+        self._send(to, Frame(Kind.NOTICE, (service, head), payload))
+
+    def request(self, to: EndpointAddress, service: str, head: Any, payload: Payload | None = None) -> Future[Answer]:
+        """Call a service. The future fails with `PeerDeadError` when the peer is gone before it answers."""
+        future: Future[Answer] = Future()
+        if to.uid == self.address.uid:
+            self._dispatch(service, Request(self.address.uid, head, payload, _resolver(future)))
+            return future
+        try:
+            connection = self._connect(to)
+        except PeerDeadError as dead:
+            future.set_exception(dead)
+            return future
+        ticket = next(self._tickets)
+        with self.lock:
+            if connection not in self._all:
+                future.set_exception(_peer_dead(to))
+                return future
+            connection.waiting[ticket] = future
+        with contextlib.suppress(ConnectionError):  # the reader meets the same end and fails the future
+            connection.writer.send(Frame(Kind.REQUEST, (ticket, service, head), payload), block=self._may_block())
+        return future
+
+    def watch(self, to: EndpointAddress) -> None:
+        """Hold a connection to `to`, so that its end is noticed even if it never sends.
+
+        Raises:
+            PeerDeadError: `to` is gone already.
+        """
+        if to.uid != self.address.uid:
+            self._connect(to)
+
+    def call_at(self, when: float, function: Callable[[], None]) -> None:
+        """Run `function` under the lock, on the I/O thread, at `time.monotonic()` ≥ `when`."""
+        with self.lock:
+            heapq.heappush(self._timers, (when, next(self._tickets), function))
+        self._wake()
+
+    def close(self) -> None:
+        """Say goodbye to every peer and stop. Idempotent."""
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            connections = list(self._all)
+        for connection in connections:
+            with contextlib.suppress(ConnectionError):
+                connection.writer.send(Frame(Kind.GOODBYE, None), block=False)
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def _may_block(self) -> bool:
+        return threading.current_thread() is not self._thread
+
+    def _send(self, to: EndpointAddress, frame: Frame) -> None:
+        connection = self._connect(to)
+        try:
+            connection.writer.send(frame, block=self._may_block())
+        except ConnectionError:
+            raise _peer_dead(to) from None
+
+    def _connect(self, to: EndpointAddress) -> _Connection:
+        known = self._connections.get(to.uid)
+        if known is not None:
+            return known
+        if to.uid in self._gone:
+            raise _peer_dead(to)
+        try:
+            sock = _dial(to, same_node=to.node == self.address.node)
+            sock.sendall(self.token)
+        except OSError as failure:
+            raise PeerDeadError(f"{to.name} cannot be reached: {failure}") from failure
+        with self.lock:
+            winner = self._connections.get(to.uid)  # another thread may have dialled meanwhile
+            if winner is not None or self._closed:
+                sock.close()
+                if winner is None:
+                    raise PeerDeadError("this process has left the job")
+                return winner
+            connection = _Connection(sock, to, self._want_write)
+            connection.writer.send(Frame(Kind.HELLO, self.address), block=False)
+            self._connections[to.uid] = connection
+            self._adopt(connection)
+            return connection
+
+    def _adopt(self, connection: _Connection) -> None:
+        self._all.add(connection)
+        self._do_soon(lambda: self._register(connection))
+
+    def _register(self, connection: _Connection) -> None:
+        if connection in self._all:
+            self._selector.register(connection.sock, selectors.EVENT_READ, connection)
+
+    def _want_write(self, connection: _Connection) -> None:
+        self._do_soon(lambda: self._watch_writes(connection, on=True))
+
+    def _watch_writes(self, connection: _Connection, *, on: bool) -> None:
+        if connection in self._all:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if on else 0)
+            self._selector.modify(connection.sock, events, connection)
+
+    def _do_soon(self, chore: Callable[[], None]) -> None:
+        self._chores.append(chore)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    # -- the I/O thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            for key, events in self._selector.select(self._until_next_timer()):
+                self._on_ready(key, events)
+            self._run_chores()
+            self._run_timers()
+        self._tear_down()
+
+    def _until_next_timer(self) -> float | None:
+        with self.lock:
+            if self._chores:
+                return 0.0
+            return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _run_chores(self) -> None:
+        while self._chores:
+            self._chores.popleft()()
+
+    def _run_timers(self) -> None:
+        with self.lock:
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                heapq.heappop(self._timers)[2]()
+
+    def _on_ready(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.data is None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+        elif isinstance(key.data, socket.socket):
+            with contextlib.suppress(BlockingIOError):
+                sock, _ = key.data.accept()
+                with self.lock:
+                    self._adopt(_Connection(sock, None, self._want_write))
+        else:
+            if events & selectors.EVENT_WRITE and key.data.writer.on_writable():
+                self._watch_writes(key.data, on=False)
+            if events & selectors.EVENT_READ:
+                self._on_readable(key.data)
+
+    def _on_readable(self, connection: _Connection) -> None:
+        try:
+            if connection.token is not None and not self._authenticate(connection):
+                return
+            frames = connection.reader.read()
+        except (OSError, ProtocolError):
+            frames = None
+        if frames is None:
+            self._drop(connection)
+            return
+        for frame in frames:
+            self._on_frame(connection, frame)
+
+    def _authenticate(self, connection: _Connection) -> bool:
+        """Read the job's token before any byte of the peer is interpreted."""
+        assert connection.token is not None
+        try:
+            more = connection.sock.recv(_TOKEN_NBYTES - len(connection.token))
+        except BlockingIOError:
+            return False
+        connection.token += more
+        if not more or (
+            len(connection.token) == _TOKEN_NBYTES and not hmac.compare_digest(connection.token, self.token)
+        ):
+            raise ProtocolError("a stranger knocked")
+        if len(connection.token) < _TOKEN_NBYTES:
+            return False
+        connection.token = None
+        return True
+
+    def _on_frame(self, connection: _Connection, frame: Frame) -> None:
+        if frame.kind is Kind.REPLY:
+            ticket, ok, value = frame.head
+            with self.lock:
+                future = connection.waiting.pop(ticket, None)
+            if future is not None:
+                last = () if frame.payload is None else (frame.payload,)
+                _resolver(future)(ok, value, (*connection.parts.pop(ticket, ()), *last))
+        elif frame.kind is Kind.PART:
+            assert frame.payload is not None
+            connection.parts.setdefault(frame.head, []).append(frame.payload)
+        elif frame.kind is Kind.HELLO:
+            connection.peer = frame.head
+            with self.lock:
+                self._connections.setdefault(frame.head.uid, connection)
+        elif frame.kind is Kind.GOODBYE:
+            connection.clean = True
+        else:
+            assert connection.peer is not None, "the first frame of a connection is HELLO"
+            peer = connection.peer.uid
+            if frame.kind is Kind.NOTICE:
+                service, head = frame.head
+                self._dispatch(service, Request(peer, head, frame.payload, None))
+            else:
+                ticket, service, head = frame.head
+                self._dispatch(service, Request(peer, head, frame.payload, _replier(connection, ticket)))
+
+    def _dispatch(self, service: str, request: Request) -> None:
+        with self.lock:
+            handler = self._services.get(service)
+            if handler is None:
+                request.fail(PeerDeadError(f"{self.address.name} serves no '{service}' (any more)"))
+                return
+            try:
+                handler.on_request(request)
+            except HeadraceError as refused:
+                request.fail(refused)
+
+    def _drop(self, connection: _Connection) -> None:
+        with self.lock:
+            if connection not in self._all:
+                return
+            self._all.discard(connection)
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(connection.sock)
+            waiting, connection.waiting = connection.waiting, {}
+            peer = connection.peer
+            if peer is not None and self._connections.get(peer.uid) is connection:
+                del self._connections[peer.uid]
+        connection.writer.fail(ConnectionError("the peer is gone"))
+        connection.reader.close()
+        connection.sock.close()
+        for future in waiting.values():
+            assert peer is not None
+            _resolver(future)(False, _peer_dead(peer), ())
+        if peer is not None:
+            self._announce_gone(peer.uid, connection.clean)
+
+    def _announce_gone(self, uid: str, clean: bool) -> None:
+        with self.lock:
+            if uid in self._gone:
+                return
+            self._gone[uid] = clean
+            for service in list(self._services.values()):
+                service.on_peer_gone(uid, clean)
+
+    def _tear_down(self) -> None:
+        with self.lock:
+            connections = list(self._all)
+        for connection in connections:
+            connection.clean = True
+            self._drop(connection)
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._selector.close()
+        self._unix.close()
+        self._tcp.close()
+        wake_fd, self._wake_fd = self._wake_fd, -1  # a late wake must not write to a number in new use
+        os.close(wake_fd)
+
+    def _abandon_in_child(self) -> None:
+        """After a fork: the child must not hold its parent's connections open past the parent's death."""
+        self._closed = True
+        for connection in self._all:
+            connection.sock.close()
+        self._close_descriptors()
+
+
+def _resolver(future: Future[Answer]) -> _Reply:
+    def resolve(ok: bool, value: Any, payloads: tuple[Payload, ...]) -> None:
+        with contextlib.suppress(InvalidStateError):  # cancelled by its owner: nobody waits any more
+            if ok:
+                future.set_result(Answer(value, payloads))
+            else:
+                future.set_exception(value)
+
+    return resolve
+
+
+def _replier(connection: _Connection, ticket: int) -> _Reply:
+    def reply(ok: bool, value: Any, payloads: tuple[Payload, ...]) -> None:
+        with contextlib.suppress(ConnectionError):  # the caller is gone, and so is its interest
+            for part in payloads[:-1]:
+                connection.writer.send(Frame(Kind.PART, ticket, part), block=False)
+            last = payloads[-1] if payloads else None
+            connection.writer.send(Frame(Kind.REPLY, (ticket, ok, value), last), block=False)
+
+    return reply
+
+
+def _peer_dead(peer: EndpointAddress) -> PeerDeadError:
+    return PeerDeadError(f"{peer.name} is gone")
+
+
+def _listen(uid: str, host: str) -> tuple[socket.socket, socket.socket]:
+    # Abstract names live in the kernel, not in a directory: no file is left when a process dies.
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    unix.bind(f"\0headrace-{uid}")
+    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    tcp.bind((host, 0))
+    for listener in (unix, tcp):
+        listener.listen(1024)
+        listener.setblocking(False)
+    return unix, tcp
+
+
+def _dial(to: EndpointAddress, *, same_node: bool) -> socket.socket:
+    if same_node:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(f"\0{to.unix}")
+        return sock
+    sock = socket.create_connection((to.host, to.port), timeout=_KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2 * _KEEPALIVE_S * 1000)
+    return sock
+
+
+def _abandon_all_in_child() -> None:
+    for endpoint in list(_live_endpoints):
+        endpoint._abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_abandon_all_in_child)

@@ -1,0 +1,1 @@
+"""Workers and what keeps them: sessions, hosts, groups, handles, managers."""

@@ -1,0 +1,113 @@
+"""Where a worker's words go: everything to `<logs>/<group>/rank_<r>.log`, warnings also to the driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from headrace.core.errors import HeadraceError
+from headrace.system.comm.endpoint import Endpoint, EndpointAddress, Request
+
+LOG_SERVICE = "log"
+LOG_MAX_NBYTES = 16 * 1024 * 1024
+CHECK_INTERVAL_S = 0.5
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def log_path(log_dir: Path, group: str, rank: int) -> Path:
+    return log_dir / group / f"rank_{rank}.log"
+
+
+class OutputFile:
+    """Takes over this process's stdout and stderr (the descriptors: C code too), live and size-capped.
+
+    At half of `max_nbytes` the file becomes `<name>.1` and a new one is begun, so that both together stay below
+    the cap but for what is written between two looks. Nothing passes through this process's Python on the way: a
+    crash loses no line.
+    """
+
+    def __init__(self, path: Path, max_nbytes: int = LOG_MAX_NBYTES) -> None:
+        self.path = path
+        self._rotate_at_nbytes = max_nbytes // 2
+        self._stopped = threading.Event()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def take_over(self) -> None:
+        """Redirect descriptors 1 and 2, and look after the size from now on."""
+        self._redirect()
+        for stream in (sys.stdout, sys.stderr):
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                reconfigure(line_buffering=True)
+        threading.Thread(target=self._look_after, name="headrace-log", daemon=True).start()
+
+    def rotate_if_large(self) -> bool:
+        """Begin a new file if this one has reached its share; whether it did."""
+        if self.path.stat().st_size < self._rotate_at_nbytes:
+            return False
+        self.path.replace(self.path.with_suffix(".log.1"))
+        self._redirect()
+        return True
+
+    def _redirect(self) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+    def _look_after(self) -> None:
+        while not self._stopped.wait(CHECK_INTERVAL_S):
+            self.rotate_if_large()
+
+
+class DriverHandler(logging.Handler):
+    """Sends warnings and worse to the driver, with who says so."""
+
+    def __init__(self, endpoint: Endpoint, driver: EndpointAddress, group: str, rank: int) -> None:
+        super().__init__(logging.WARNING)
+        self._endpoint = endpoint
+        self._driver = driver
+        self._who = (group, rank)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._endpoint.notify(self._driver, LOG_SERVICE, (*self._who, record.levelno, record.getMessage()))
+        except HeadraceError:
+            self.handleError(record)  # the driver is gone; the line is in the file
+
+
+class DriverLogService:
+    """The driver's end: shows workers' warnings under `headrace.workers`."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("headrace.workers")
+
+    def on_request(self, request: Request) -> None:
+        group, rank, level, message = request.head
+        self._logger.log(level, "[%s %d] %s", group, rank, message)
+
+    def on_peer_gone(self, peer: str, clean: bool) -> None:
+        del peer, clean
+
+
+def worker_logger(
+    group: str, rank: int, path: Path, *, own_process: bool, to_driver: logging.Handler
+) -> logging.Logger:
+    """The logger of one worker: a file of its own, and warnings to the driver."""
+    logger = logging.getLogger(f"headrace.worker.{group}.{rank}")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    for old in list(logger.handlers):
+        logger.removeHandler(old)
+    if own_process:
+        to_file: logging.Handler = logging.StreamHandler(sys.stderr)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        to_file = logging.FileHandler(path, delay=True)
+    to_file.setFormatter(logging.Formatter(_FORMAT))
+    logger.addHandler(to_file)
+    logger.addHandler(to_driver)
+    return logger

@@ -6,7 +6,6 @@ import abc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,9 @@ class RunResult:
 class EmbodiedRunner(abc.ABC):
     """Begin with `init_workers`, then `run`. `groups` are launched already."""
 
-    def __init__(self, recipe: EmbodiedRecipe, groups: Groups, run_dir: Path, console: Console) -> None:
+    def __init__(
+        self, recipe: EmbodiedRecipe, groups: Groups, run_dir: Path, console: Console, *, cluster_s: float = 0.0
+    ) -> None:
         self.config = recipe.runner
         self.recipe = recipe
         self.env, self.rollout, self.learner = groups.env, groups.rollout, groups.learner
@@ -72,6 +73,7 @@ class EmbodiedRunner(abc.ABC):
         self.started_at = time.monotonic()
         self._weight_sync: list[Handle] = []
         self._sync_is_owed = False
+        self._startup = {"startup/cluster_s": cluster_s}
 
     # -- the workflow --------------------------------------------------------------------------------------------
 
@@ -86,6 +88,9 @@ class EmbodiedRunner(abc.ABC):
         resume_step = self.global_step if self.config.resume_dir is not None else None
         self.metrics = MetricLogger(self.run_dir, resume_step=resume_step)
         self.learner.set_global_step(self.global_step).wait()
+        groups = (self.env, self.rollout, self.learner)
+        self._startup |= {f"startup/{group.worker_group_name}_s": group.startup_s for group in groups}
+        self.started_at = time.monotonic()
 
     @abc.abstractmethod
     def run(self) -> RunResult:
@@ -215,6 +220,8 @@ class EmbodiedRunner(abc.ABC):
         wall_s = time.monotonic() - self.started_at
         row: dict[str, float] = {**result, "time/env_steps": self.env_steps, "time/wall_s": wall_s}
         row |= {f"stage/{name}_s": seconds for name, seconds in stages.items()}
+        row |= self._startup
+        self._startup = {}  # it belongs to the first row
         row["time/env_steps_per_s"] = self.env_steps / wall_s
         if self.episode_return is not None:
             row["env/episode_return"] = self.episode_return
@@ -256,5 +263,3 @@ def _mean_return(records: Any) -> float | None:
 def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
-
-RunnerFactory = Callable[[EmbodiedRecipe, Groups, Path, Console], EmbodiedRunner]

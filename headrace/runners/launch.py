@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def launched(recipe: EmbodiedRecipe, run_dir: Path, console: Console) -> Iterato
     Raises:
         ConfigError, ResourceError, ClusterError: the recipe does not fit the cluster; nothing is left running.
     """
+    begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         if recipe.cluster is None:
             stack.enter_context(session.inline(run_dir / "logs"))
@@ -40,8 +42,9 @@ def launched(recipe: EmbodiedRecipe, run_dir: Path, console: Console) -> Iterato
             strategies = {name: placement.get_strategy(name) for name in placement.components}
             sizes = {name: placement.get_world_size(name) for name in placement.components}
         _check_sizes(recipe, sizes)
+        cluster_s = time.monotonic() - begun
         groups = _launch(recipe, cluster, strategies, sizes)
-        runner = RUNNERS[recipe.runner.mode](recipe, groups, run_dir, console)
+        runner = RUNNERS[recipe.runner.mode](recipe, groups, run_dir, console, cluster_s=cluster_s)
         stack.callback(runner.close)
         runner.init_workers()
         yield runner

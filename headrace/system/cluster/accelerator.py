@@ -82,6 +82,17 @@ def register_kind(kind: DeviceKind) -> None:
     _KINDS[kind.type] = kind
 
 
+def learn_kinds(kinds: Iterable[DeviceKind]) -> None:
+    """Register those of `kinds` that are new here: what a newer Ray finds is named after its resource."""
+    for kind in kinds:
+        _KINDS.setdefault(kind.type, kind)
+
+
+def accelerator_kinds() -> list[DeviceKind]:
+    """Every registered kind but CPU slots, in the order of registration."""
+    return [kind for kind in _KINDS.values() if kind.type != CPU_SLOT]
+
+
 def kind_of(device_type: str) -> DeviceKind:
     """The kind of a type; a type that nobody registered is counted by the Ray resource of its own name."""
     return _KINDS.get(device_type) or declared_kind(device_type, resource=device_type)

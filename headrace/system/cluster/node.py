@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.core.errors import ClusterError, ConfigError, PlacementError
-from headrace.system.cluster.accelerator import CPU_SLOT, Device, accelerator_kinds, cpu_slots, kinds_named
+from headrace.system.cluster.accelerator import CPU_SLOT, Device, DeviceKind, accelerator_kinds, cpu_slots, kinds_named
 from headrace.system.cluster.config import CLUSTER_LABEL, NODE_LABEL, ClusterConfig, NodeGroupConfig
 
 
@@ -14,8 +14,7 @@ from headrace.system.cluster.config import CLUSTER_LABEL, NODE_LABEL, ClusterCon
 class AcceleratorReport:
     """Accelerators of one kind that a probe found on its node. visible_ids: None where nothing restricts them."""
 
-    type: str
-    resource: str
+    kind: DeviceKind
     model: str
     memory_bytes: int = 0
     visible_ids: tuple[str, ...] | None = None
@@ -253,18 +252,18 @@ def build_groups(nodes: Sequence[NodeInfo], config: ClusterConfig) -> dict[str, 
 
 def _detected(report: NodeReport, resources: Mapping[str, float]) -> list[AcceleratorReport]:
     """What the probe found, and what Ray was told of without there being any: a stand-in of the resource's first kind."""
-    told = [kind for kind in accelerator_kinds() if resources.get(kind.resource, 0) >= 1]
-    seen = {found.resource for found in report.accelerators}
-    first = {kind.resource: kind for kind in reversed(told) if kind.resource not in seen}
-    return [*report.accelerators, *(AcceleratorReport(kind.type, kind.resource, kind.type) for kind in first.values())]
+    seen = {found.kind.resource for found in report.accelerators}
+    told = [kind for kind in accelerator_kinds() if resources.get(kind.resource, 0) >= 1 and kind.resource not in seen]
+    first = {kind.resource: kind for kind in reversed(told)}
+    return [*report.accelerators, *(AcceleratorReport(kind, model=kind.type) for kind in first.values())]
 
 
 def _accelerators(rank: int, found: AcceleratorReport, resources: Mapping[str, float]) -> list[Device]:
     """As many as Ray counts: what cannot be reserved is not ours to use."""
-    count = int(resources.get(found.resource, 0))
+    count = int(resources.get(found.kind.resource, 0))
     ids = found.visible_ids if found.visible_ids is not None else tuple(str(i) for i in range(count))
     return [
-        Device(found.type, found.model, i, rank, memory_bytes=found.memory_bytes, visible_id=visible)
+        Device(found.kind.type, found.model, i, rank, memory_bytes=found.memory_bytes, visible_id=visible)
         for i, visible in enumerate(ids[:count])
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import headrace
 from headrace.core.errors import ClusterError
-from headrace.system.cluster.accelerator import kind_found_by
+from headrace.system.cluster.accelerator import DeviceKind, kind_found_by, learn_kinds
 from headrace.system.cluster.config import ClusterConfig
 from headrace.system.cluster.connection import HEAD_RESOURCE, RayNode
 from headrace.system.cluster.node import (
@@ -40,6 +40,7 @@ class NodeProbe:
         import ray
 
         reports = {report.ray_id: report for report in _probe(config, ray_nodes)}
+        learn_kinds(found.kind for report in reports.values() for found in report.accelerators)
         seen = {node["NodeID"]: node for node in ray_nodes}
         addresses = {ray_id: node["NodeManagerAddress"] for ray_id, node in seen.items()}
         head = next(ray_id for ray_id, node in seen.items() if HEAD_RESOURCE in node["Resources"])
@@ -88,12 +89,15 @@ def find_accelerators() -> list[AcceleratorReport]:
     for manager in sorted(get_all_accelerator_managers(), key=lambda manager: manager.__name__):
         if not manager.get_current_node_num_accelerators():
             continue
-        kind = kind_found_by(manager.__name__) or _new_kind(manager)
+        kind = kind_found_by(manager.__name__) or DeviceKind(
+            manager.get_resource_name().lower(),
+            manager.get_resource_name(),
+            manager.get_visible_accelerator_ids_env_var() or "",
+        )
         visible = manager.get_current_process_visible_accelerator_ids()
         reports.append(
             AcceleratorReport(
-                type=kind.type,
-                resource=manager.get_resource_name(),
+                kind=kind,
                 model=manager.get_current_node_accelerator_type() or kind.type,
                 memory_bytes=_nvidia_memory() if kind.type == "nvidia" else 0,
                 visible_ids=None if visible is None else tuple(visible),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import inspect
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -106,6 +107,8 @@ class WorkerGroup(Generic[W]):
         self._log_paths: dict[int, str] = {}
         self._started: Handle | None = None
         self._session: Session | None = None
+        self._launched_at = 0.0
+        self._ready_at: list[float] = []
 
     # -- launching -----------------------------------------------------------------------------------------------
 
@@ -140,10 +143,19 @@ class WorkerGroup(Generic[W]):
         else:
             strategy = placement_strategy or PackedPlacementStrategy(0, cluster.num_accelerators - 1)
             self._launch_remote(cluster, strategy.get_placement(cluster, isolate_gpu), concurrency)
+        self._launched_at = time.monotonic()
         order = Order(_pickle_class(self._worker_cls), pack(self._order))
         calls = [self._rank_call(rank, host.start(order)) for rank, host in self._ranks.items()]
+        for call in calls:
+            call.future.add_done_callback(lambda _: self._ready_at.append(time.monotonic()))
         self._started = Handle("__init__", calls)
         return self
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds from launch until the last rank was constructed; waits for it."""
+        self.wait_ready()
+        return max(self._ready_at) - self._launched_at
 
     def wait_ready(self, timeout_s: float | None = None) -> WorkerGroup[W]:
         """Block until every rank is constructed.
@@ -331,6 +343,11 @@ def _pickle_class(cls: type) -> bytes:
         cloudpickle.unregister_pickle_by_value(module)
 
 
+def _threads(placement: Placement) -> dict[str, str]:
+    """As many numeric threads as the process has CPU slots' cores; one where it shares the node with all others."""
+    return {"OMP_NUM_THREADS": str(max(1, len(placement.cores)))}
+
+
 def _boarding(group: str, world_size: int, placement: Placement, cluster: Cluster, session: Session) -> Boarding:
     node = cluster.get_node_info(placement.node_rank)
     return Boarding(
@@ -341,12 +358,13 @@ def _boarding(group: str, world_size: int, placement: Placement, cluster: Cluste
         node_id=node.ray_id,
         node_ip=node.address,
         device_type=placement.device_type,
-        device_ranks=placement.device_ranks,
+        device_ranks=placement.local_device_ranks,
         devices=placement.devices,
         local_rank=placement.local_rank,
         local_world_size=placement.local_world_size,
-        env_vars={**placement.node_env_vars, **placement.visible_env_vars},
-        cores=placement.pinned_cores,
+        env_vars={**_threads(placement), **placement.env_vars, **placement.visible_env},
+        cores=placement.cores if cluster.config.pin_cores else (),
+        cluster=cluster.snapshot(),
         log_dir=str(session.log_dir),
         token=session.endpoint.token,
         control_plane=session.control_plane,
@@ -370,6 +388,7 @@ def _inline_boarding(group: str, session: Session) -> Boarding:
         local_world_size=1,
         env_vars={},
         cores=(),
+        cluster=None,
         log_dir=str(session.log_dir),
         token=session.endpoint.token,
         control_plane=session.control_plane,

@@ -123,8 +123,13 @@ def _failure_of(call: RankCall) -> Failure | None:
     death = call.future.exception()
     if death is not None:
         # Only the loss of the process itself arrives as an exception; what a method raises is an Outcome.
-        return Failure(f"the process died ({' '.join(str(death).split())})", "", death)
+        return Failure(f"the process died ({_brief(death)})", "", death)
     return call.future.result().failure
+
+
+def _brief(death: BaseException) -> str:
+    """What Ray says of a death, without its general advice."""
+    return " ".join(str(death).partition("Some common causes")[0].split())
 
 
 def _tail(log_path: str) -> str:

@@ -19,6 +19,7 @@ import cloudpickle
 
 from headrace.core import tree
 from headrace.system.cluster.accelerator import Device
+from headrace.system.cluster.cluster import Cluster, ClusterSnapshot
 from headrace.system.comm.endpoint import Endpoint, EndpointAddress
 from headrace.system.runtime import session as sessions
 from headrace.system.runtime.address import WorkerAddress, WorkerInfo
@@ -68,6 +69,7 @@ class Boarding:
     local_world_size: int
     env_vars: dict[str, str]
     cores: tuple[int, ...]
+    cluster: ClusterSnapshot | None
     log_dir: str
     token: bytes
     control_plane: EndpointAddress
@@ -154,6 +156,8 @@ class RemoteHost(WorkerHost):
         if boarding.cores:
             os.sched_setaffinity(0, boarding.cores)
         sys.path.extend(entry for entry in boarding.sys_path if entry not in sys.path)
+        if boarding.cluster is not None:
+            Cluster.attach(boarding.cluster)
         name = f"{boarding.group}:{boarding.rank}"
         endpoint = Endpoint(name=f"worker {name}", node=boarding.node_id, host=boarding.node_ip, token=boarding.token)
         session = Session(endpoint, boarding.control_plane, boarding.driver, boarding.node_rank, Path(boarding.log_dir))

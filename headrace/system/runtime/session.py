@@ -6,11 +6,13 @@ import contextlib
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import ClusterError, ConfigError, PeerDeadError
+from headrace.system.cluster.cluster import Cluster
 from headrace.system.comm.channel import ChannelService
 from headrace.system.comm.context import ChannelRef
 from headrace.system.comm.endpoint import Endpoint, EndpointAddress
@@ -116,14 +118,17 @@ class ChannelHost:
 
 
 _session: Session | None = None
+_of_cluster: weakref.WeakKeyDictionary[Cluster, Session] = weakref.WeakKeyDictionary()
 _starting = threading.Lock()
 
 
 def current() -> Session:
-    """This process's session. In a driver without one, a job inside this process alone is begun."""
+    """This process's session: its cluster's, or, in a process without a cluster, a job of its own."""
     if _session is None:
         with _starting:
-            if _session is None:
+            if _session is None and Cluster.has_initialized():
+                of_cluster(Cluster())
+            elif _session is None:
                 enter(_inline_session(Path.cwd() / "runs" / "inline" / "logs"))
     assert _session is not None
     return _session
@@ -154,12 +159,12 @@ def inline(log_dir: Path) -> Iterator[Session]:
         leave(session)
 
 
-def of_cluster(cluster: Any) -> Session:
+def of_cluster(cluster: Cluster) -> Session:
     """The driver's session on `cluster`; begun at the first call, ended when the cluster shuts down."""
-    session = getattr(cluster, "session", None)
+    session = _of_cluster.get(cluster)
     if session is None:
         session = _driver_session(cluster)
-        cluster.session = session
+        _of_cluster[cluster] = session
         cluster.on_shutdown(lambda: leave(session))
         enter(session)
     return session
@@ -172,7 +177,7 @@ def _inline_session(log_dir: Path) -> Session:
     return Session(endpoint, endpoint.address, endpoint.address, 0, log_dir)
 
 
-def _driver_session(cluster: Any) -> Session:
+def _driver_session(cluster: Cluster) -> Session:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -83,7 +83,8 @@ def probe(
 def _faults_are_answers() -> Iterator[None]:
     """A user's fault is printed, not traced; an interrupt ends everything first. Exit codes are true."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    signal.signal(signal.SIGTERM, _interrupt)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _interrupt)
     try:
         yield
     except HeadraceError as fault:
@@ -96,7 +97,10 @@ def _faults_are_answers() -> Iterator[None]:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """Begin to end. Whoever is impatient and asks again would only leave things behind."""
     del frame
+    for impatient in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(impatient, signal.SIG_IGN)
     raise KeyboardInterrupt(f"signal {signum}")
 
 

@@ -16,6 +16,8 @@ from headrace.runners.embodied import EmbodiedRunner, RunResult
 class AsyncRunner(EmbodiedRunner):
     """Interaction is started once and runs freely; how far it may run ahead is bounded by the replay channel."""
 
+    trains_ahead = True
+
     def run(self) -> RunResult:
         self.update_rollout_weights()
         interacting = self.interact()

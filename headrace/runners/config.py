@@ -19,8 +19,8 @@ class RunnerConfig:
     max_steps: training steps of the run, those of the run that it resumes included.
     trajectories_per_step: in a training step, over all learner ranks; default: one of every env rank.
     target_return: stop early once the mean return of the last `return_window` training episodes reaches it.
-    weight_sync_interval: steps between two weight syncs; sync_weight_no_wait: train on while they travel; a sync that
-        falls due while one is under way is done once, after it.
+    weight_sync_interval: steps between two weight syncs; sync_weight_no_wait: in async mode, train on while they
+        travel; a sync that falls due while one is under way is done once, after it.
     val_check_interval: steps between two evaluations of `eval_episodes` episodes (0: never).
     save_interval: steps between two checkpoints (0: only the last); keep_checkpoints: how many are kept.
     resume_dir: a run, its checkpoints, or one checkpoint to go on from.

@@ -6,9 +6,9 @@ import abc
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.core.checkpoint import CheckpointManager
 from headrace.core.config import save_yaml
@@ -47,7 +47,12 @@ class RunResult:
 
 
 class EmbodiedRunner(abc.ABC):
-    """Begin with `init_workers`, then `run`. `groups` are launched already."""
+    """Begin with `init_workers`, then `run`. `groups` are launched already.
+
+    trains_ahead: whether training may go on while weights travel.
+    """
+
+    trains_ahead: ClassVar[bool]
 
     def __init__(
         self, recipe: EmbodiedRecipe, groups: Groups, run_dir: Path, console: Console, *, cluster_s: float = 0.0
@@ -68,7 +73,7 @@ class EmbodiedRunner(abc.ABC):
         self.timer = StageTimer()
         self.metrics: MetricLogger | None = None
         self.global_step = 0
-        self.env_steps = 0
+        self.env_steps = self._env_steps_before = 0
         self.last_episodes: deque[EpisodeRecord] = deque(maxlen=self.config.return_window)
         self.started_at = time.monotonic()
         self._weight_sync: list[Handle] = []
@@ -128,7 +133,7 @@ class EmbodiedRunner(abc.ABC):
         self.global_step += 1
         if self.global_step % self.config.weight_sync_interval == 0 or self._sync_is_owed:
             with self.timer("sync_weights"):
-                self.update_rollout_weights(no_wait=self.config.sync_weight_no_wait)
+                self.update_rollout_weights(no_wait=self.trains_ahead and self.config.sync_weight_no_wait)
         eval_return = None
         if _is_due(self.global_step, self.config.val_check_interval):
             with self.timer("evaluate"):
@@ -143,7 +148,11 @@ class EmbodiedRunner(abc.ABC):
         """Write a checkpoint of this step; atomic: it is whole, or not there."""
         if self.checkpoints.has(self.global_step):
             return self.checkpoints.path(self.global_step)
-        progress = {"global_step": self.global_step, "env_steps": self.env_steps}
+        progress = {
+            "global_step": self.global_step,
+            "env_steps": self.env_steps,
+            "last_episodes": [asdict(record) for record in self.last_episodes],
+        }
         return self.checkpoints.save(self.global_step, self._write_checkpoint, progress)
 
     def result(self, checkpoint: Path) -> RunResult:
@@ -205,12 +214,15 @@ class EmbodiedRunner(abc.ABC):
         checkpoint = CheckpointManager.resolve(resume_dir)
         progress = CheckpointManager.metadata(checkpoint)
         self.learner.load_checkpoint(checkpoint).wait()
-        self.global_step, self.env_steps = progress["global_step"], progress["env_steps"]
+        self.global_step = progress["global_step"]
+        self.env_steps = self._env_steps_before = progress["env_steps"]
+        self.last_episodes.extend(EpisodeRecord(**record) for record in progress["last_episodes"])
         self._restore_sources(checkpoint)
         self.console.note(f"resumed {checkpoint} at step {self.global_step}")
 
     def _take_episodes(self) -> None:
-        for num_env_steps, episodes in self.metric_channel.drain():
+        # By rank, so that the window holds the same episodes whoever reported first.
+        for _, num_env_steps, episodes in sorted(self.metric_channel.drain(), key=lambda report: report[0]):
             self.env_steps += num_env_steps
             self.last_episodes.extend(episodes)
 
@@ -222,7 +234,7 @@ class EmbodiedRunner(abc.ABC):
         row |= {f"stage/{name}_s": seconds for name, seconds in stages.items()}
         row |= self._startup
         self._startup = {}  # it belongs to the first row
-        row["time/env_steps_per_s"] = self.env_steps / wall_s
+        row["time/env_steps_per_s"] = (self.env_steps - self._env_steps_before) / wall_s
         if self.episode_return is not None:
             row["env/episode_return"] = self.episode_return
             row["env/episode_length"] = sum(e.length for e in self.last_episodes) / len(self.last_episodes)

@@ -10,6 +10,8 @@ from headrace.runners.embodied import EmbodiedRunner, RunResult
 class SyncRunner(EmbodiedRunner):
     """Every step is on-policy; the same seed and placement give the same result."""
 
+    trains_ahead = False
+
     def run(self) -> RunResult:
         self.update_rollout_weights()
         receiving = self.learner.recv_rollout_trajectories(self.replay_channel)

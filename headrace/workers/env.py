@@ -88,7 +88,7 @@ class EnvWorker(Worker):
                 trajectory = self._collect(input_channel, output_channel)
                 with self.worker_timer("send"):
                     replay_channel.put(trajectory, key=self._learner_key, weight=trajectory.num_env_steps)
-                metric_channel.put((trajectory.num_env_steps, trajectory.episodes))
+                metric_channel.put((self.rank, trajectory.num_env_steps, trajectory.episodes))
                 sent += 1
         except ChannelClosedError:
             self.logger.info("the replay channel is closed: %d fragments sent", sent)

@@ -35,9 +35,9 @@ class Device:
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
-    def is_accelerator(self) -> bool:
-        """Whether this is more than a share of a node's CPU."""
-        return self.type != CPU_SLOT
+    def key(self) -> tuple[int, str, int]:
+        """What no other device of the cluster shares."""
+        return self.node_rank, self.type, self.local_rank
 
     @property
     def visible_name(self) -> str:

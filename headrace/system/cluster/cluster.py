@@ -133,7 +133,7 @@ class Cluster:
 
     @property
     def num_accelerators(self) -> int:
-        """How many devices placements can count on the whole cluster: accelerators, or CPU slots where there are none."""
+        """How many devices placements count on the whole cluster: accelerators, or CPU slots where there are none."""
         return self.get_node_group().hardware_resource_count
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from headrace.core.config import build
 from headrace.core.errors import ConfigError, PlacementError, nearest
 from headrace.system.cluster.grammar import parse_parts, parse_ranks, placement_key
 
@@ -158,8 +159,6 @@ class ClusterConfig:
         Raises:
             ConfigError: an unknown key or an impossible value, with its full path.
         """
-        from headrace.core.config import build
-
         return build(cls, plain(data), path=path)
 
     @classmethod
@@ -181,8 +180,11 @@ class ClusterConfig:
         for i, label in enumerate(labels):
             if label in labels[:i]:
                 raise ConfigError(f"node_groups.{i}.label", label, "another group has this label; labels are unique")
-        for entry in read_placements(self.component_placement):
-            entry.check_labels(labels)
+        try:
+            for entry in read_placements(self.component_placement):
+                entry.check_labels(labels)
+        except PlacementError as error:  # keys here are relative to this section
+            raise PlacementError(error.key.removeprefix("cluster."), error.value, error.remedy) from None
 
     def _check_address(self) -> None:
         if self.address is None:

@@ -140,6 +140,7 @@ def _start_plainly(
 
 def _join(address: str, config: ClusterConfig) -> Connection:
     import ray
+    from ray.exceptions import RayError
 
     if address == "auto":
         address = _running_here(config)
@@ -152,7 +153,7 @@ def _join(address: str, config: ClusterConfig) -> Connection:
         raise ClusterError(f"nothing answers at cluster.address = {address!r}: {error}") from error
     try:
         _init(address)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         ray.shutdown()
         raise ClusterError(f"cannot join the Ray cluster at cluster.address = {address!r}: {error}") from error
     except BaseException:

@@ -1,10 +1,10 @@
 """The placement grammar: `resources[:processes]`, comma-separated. Pure text in, ranks out.
 
-    0-3            processes 0 to 3, one on each of resources 0 to 3
-    0-1:0-3        processes 0 and 1 share resource 0, processes 2 and 3 share resource 1
-    0-3:0-1        process 0 owns resources 0 and 1, process 1 owns 2 and 3
-    all            every resource, one process on each
-    0-1:0-3,3-5    several parts; a part without processes goes on counting where the part before it stopped
+0-3            processes 0 to 3, one on each of resources 0 to 3
+0-1:0-3        processes 0 and 1 share resource 0, processes 2 and 3 share resource 1
+0-3:0-1        process 0 owns resources 0 and 1, process 1 owns 2 and 3
+all            every resource, one process on each
+0-1:0-3,3-5    several parts; a part without processes goes on counting where the part before it stopped
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from headrace.core.errors import PlacementError
 
@@ -131,7 +132,7 @@ def _check_resources(key: str, text: object, whole: list[range], num_resources: 
     if last >= num_resources:
         there = f"resources 0 to {num_resources - 1}" if num_resources > 1 else "resource 0 only"
         raise PlacementError(key, text, f"needs resource {last}, but there are {num_resources}: {there}")
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if after.start < before.stop:
             raise PlacementError(key, text, f"resource {after.start} is given to two parts; give each resource once")
 

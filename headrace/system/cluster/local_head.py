@@ -38,13 +38,13 @@ class LocalHead(Node):
             resources=dict(resources) or None,
             object_store_memory=object_store_memory_bytes,
             include_dashboard=False,
-            include_log_monitor=False,
+            include_log_monitor=False,  # pyright: ignore[reportArgumentType]  # Ray's hint says str
             no_monitor=True,
             dashboard_host="127.0.0.1",
         )
         authenticate(create_token=True)
         try:
-            with _without_dashboard():
+            with without_dashboard():
                 super().__init__(params, head=True, shutdown_at_exit=False, spawn_reaper=True)
         except BaseException:  # also on Ctrl-C: nothing that was started may stay
             self.stop()
@@ -57,8 +57,9 @@ class LocalHead(Node):
         """Return once the raylet is registered, so that the caller's look-up, which naps for a second, succeeds."""
         super().start_ray_processes()
         deadline = time.monotonic() + REGISTRATION_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self.get_gcs_client().get_all_node_info(timeout=REGISTRATION_TIMEOUT_S):
+        gcs = self.get_gcs_client()
+        while gcs is not None and time.monotonic() < deadline:
+            if gcs.get_all_node_info(timeout=REGISTRATION_TIMEOUT_S):
                 return
             time.sleep(_POLL_S)
 
@@ -83,7 +84,7 @@ def authenticate(*, create_token: bool) -> None:
 
 
 @contextmanager
-def _without_dashboard() -> Iterator[None]:
+def without_dashboard() -> Iterator[None]:
     """Let Ray find its dashboard's packages missing, so that its agents start in their minimal form."""
     modules: dict[str, Any] = sys.modules  # None in sys.modules is how Python marks a module as not importable
     known = modules.get(_DASHBOARD_IMPORTS)

@@ -196,7 +196,7 @@ def check_versions(nodes: Sequence[NodeInfo], ray: str, python: str, headrace: s
         if there != here
     ]
     if odd:
-        raise ClusterError("nodes do not run this driver's versions; install the same everywhere:\n  " + "\n  ".join(odd))
+        raise ClusterError("\n  ".join(["nodes do not run this driver's versions; install the same everywhere:", *odd]))
 
 
 def build_node(
@@ -251,10 +251,12 @@ def build_groups(nodes: Sequence[NodeInfo], config: ClusterConfig) -> dict[str, 
 
 
 def _detected(report: NodeReport, resources: Mapping[str, float]) -> list[AcceleratorReport]:
-    """What the probe found, and what Ray was told of without there being any: a stand-in of the resource's first kind."""
+    """What the probe found, and a stand-in for what only Ray was told of: of the first kind with that resource."""
     seen = {found.kind.resource for found in report.accelerators}
     told = [kind for kind in accelerator_kinds() if resources.get(kind.resource, 0) >= 1 and kind.resource not in seen]
-    first = {kind.resource: kind for kind in reversed(told)}
+    first: dict[str, DeviceKind] = {}
+    for kind in told:
+        first.setdefault(kind.resource, kind)
     return [*report.accelerators, *(AcceleratorReport(kind, model=kind.type) for kind in first.values())]
 
 

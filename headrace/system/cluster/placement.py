@@ -20,7 +20,6 @@ from headrace.system.cluster.config import (
 from headrace.system.cluster.grammar import parse_placement, placement_key
 from headrace.system.cluster.node import NodeGroupInfo, NodeInfo
 
-
 T = TypeVar("T")
 
 
@@ -125,8 +124,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
     def get_placement(self, cluster: Machines, isolate_accelerator: bool = True) -> list[Placement]:
         resources = _Resources([cluster.get_node_group(label) for label in self.node_group_labels])
-        seats = [resources.seat(ranks) for ranks in self.hardware_ranks_list]
-        return _place(seats, isolate_accelerator)
+        resources.check(self.hardware_ranks_list)
+        return _place([resources.seat(ranks) for ranks in self.hardware_ranks_list], isolate_accelerator)
 
 
 class PackedPlacementStrategy(PlacementStrategy):
@@ -153,9 +152,8 @@ class PackedPlacementStrategy(PlacementStrategy):
         if count % block:
             remedy = f"{count} devices do not divide into blocks of num_hardware_per_process x stride = {block}"
             raise PlacementError("num_hardware_per_process", num_hardware_per_process, remedy)
-        firsts = [
-            first + offset for first in range(start_hardware_rank, end_hardware_rank + 1, block) for offset in range(stride)
-        ]
+        blocks = range(start_hardware_rank, end_hardware_rank + 1, block)
+        firsts = [first + offset for first in blocks for offset in range(stride)]
         self._flexible = FlexiblePlacementStrategy(
             [[first + i * stride for i in range(num_hardware_per_process)] for first in firsts], node_group
         )
@@ -252,17 +250,21 @@ class _Resources:
             raise PlacementError("node_group", NODE_LABEL, remedy)
         self._groups = groups
         self._devices = [(group, device) for group in groups for device in group.devices]
-        if len({(device.node_rank, device.type, device.local_rank) for _, device in self._devices}) < len(self._devices):
+        if len({device.key for _, device in self._devices}) < len(self._devices):
             remedy = "these groups share devices, which would then have two ranks; name groups apart"
             raise PlacementError("node_group", _names(groups), remedy)
 
+    def check(self, ranks_list: Sequence[Sequence[int]]) -> None:
+        """That every rank is there; if not, say what is needed and what there is."""
+        count, needed = len(self._devices), {rank for ranks in ranks_list for rank in ranks}
+        last = max(needed)
+        if last >= count:
+            there = f"0 to {count - 1}" if count else "none"
+            remedy = f"needs hardware rank {last}, but group {_names(self._groups)} has {count}: {there}"
+            raise PlacementError("hardware_ranks", f"{len(needed)} devices", remedy)
+
     def seat(self, ranks: Sequence[int]) -> _Seat:
         """The seat of a process on devices of one node and type, by their ranks."""
-        count = len(self._devices)
-        if ranks[-1] >= count:
-            there = f"0 to {count - 1}" if count else "none"
-            remedy = f"needs hardware rank {ranks[-1]}, but group {_names(self._groups)} has {count}: {there}"
-            raise PlacementError("hardware_ranks", list(ranks), remedy)
         chosen = [self._devices[rank] for rank in ranks]
         devices = tuple(device for _, device in chosen)
         nodes = sorted({device.node_rank for device in devices})
@@ -323,6 +325,7 @@ def _ranks_of(entry: PlacementEntry, cluster: Machines) -> list[list[int]]:
         groups = [cluster.get_node_group(label) for label in entry.labels]
     except ConfigError as error:
         raise PlacementError(f"{placement_key(entry.component)}.node_group", error.value, error.remedy) from error
+    entry.check_labels(group.label for group in groups)
     count = sum(group.hardware_resource_count for group in groups)
     assignments = parse_placement(entry.text, count, component=entry.component)
     return [list(assignment.resources) for assignment in assignments for _ in assignment.processes]
@@ -367,7 +370,8 @@ def _has_placements(found: Any) -> bool:
 def _labels(labels: str | Sequence[str] | None) -> tuple[str, ...]:
     if labels is None:
         return (CLUSTER_LABEL,)
-    return tuple(part.strip() for label in ([labels] if isinstance(labels, str) else labels) for part in label.split(","))
+    several = [labels] if isinstance(labels, str) else labels
+    return tuple(part.strip() for label in several for part in label.split(","))
 
 
 def _names(groups: Sequence[NodeGroupInfo]) -> str:

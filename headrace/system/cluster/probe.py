@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import headrace
+from headrace.core.config import environment
 from headrace.core.errors import ClusterError
 from headrace.system.cluster.accelerator import DeviceKind, kind_found_by, learn_kinds
 from headrace.system.cluster.config import ClusterConfig
@@ -23,8 +24,6 @@ from headrace.system.cluster.node import (
     check_versions,
     order_nodes,
 )
-
-NODE_RANK_VARIABLE = "HEADRACE_NODE_RANK"
 
 
 class NodeProbe:
@@ -65,8 +64,6 @@ def probe_node(ray_id: str, env_var_names: Sequence[str]) -> NodeReport:
     import psutil
     import ray
 
-    # A probe reports its node's environment as it is; nothing here is configured by it.
-    environment = os.environ
     return NodeReport(
         ray_id=ray_id,
         cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _all_cores(),
@@ -75,8 +72,9 @@ def probe_node(ray_id: str, env_var_names: Sequence[str]) -> NodeReport:
         ray_version=ray.__version__,
         python_version=platform.python_version(),
         headrace_version=headrace.__version__,
-        env_vars={name: environment[name] for name in env_var_names if name in environment},
-        node_rank=environment.get(NODE_RANK_VARIABLE),
+        # A probe reports its node's environment as it is; nothing is configured by it.
+        env_vars={name: os.environ[name] for name in env_var_names if name in os.environ},
+        node_rank=environment("NODE_RANK"),
         accelerators=tuple(find_accelerators()),
     )
 
@@ -125,10 +123,11 @@ def _probe(config: ClusterConfig, ray_nodes: Sequence[RayNode]) -> list[NodeRepo
 
 def _answer(ref: Any, address: str) -> NodeReport:
     import ray
+    from ray.exceptions import RayError
 
     try:
         return ray.get(ref)
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         raise ClusterError(f"node {address} cannot be probed; is headrace installed there? {error}") from error
 
 

@@ -8,6 +8,7 @@ so components can share a device in turn.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,10 @@ _TOKEN_AMOUNT = 0.001
 DeviceKey = tuple[int, str, int]
 
 
+# How many clusters of this process hold each placement group that it made; the last one gives it back.
+_holders: Counter[str] = Counter()
+
+
 class Reservations:
     """The devices that a job holds. nodes: by node rank; cores_per_slot: the CPUs of one slot."""
 
@@ -32,8 +37,9 @@ class Reservations:
         self._nodes = nodes
         self._cores_per_slot = cores_per_slot
         self._timeout_s = timeout_s
-        self._held: dict[DeviceKey, Any] = {}
-        self._created: dict[DeviceKey, Any] = {}
+        self._groups: dict[DeviceKey, Any] = {}
+        self._to_give_back: dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     def reserve(self, placements: Sequence[Placement]) -> list[Any]:
         """Take the devices of `placements` that the job does not hold yet: all of them or none.
@@ -43,56 +49,57 @@ class Reservations:
         Raises:
             ResourceError: they are not there, or not free within the time limit; says how much is, on each node.
         """
-        devices = {key_of(device): device for placement in placements for device in placement.devices}
-        # In one order everywhere, so that two jobs never hold half each of what both need.
-        missing = {key: devices[key] for key in sorted(devices) if key not in self._held}
-        self._check_totals(missing.values())
-        taken: dict[DeviceKey, Any] = {}
-        try:
-            self._take(missing, taken)
-        except BaseException:
-            _give_back(taken)
-            raise
-        self._created.update(taken)
-        return [self._strategy(placement) for placement in placements]
+        devices = {device.key: device for placement in placements for device in placement.devices}
+        with self._lock:
+            # In one order everywhere, so that two jobs never hold half each of what both need.
+            missing = [devices[key] for key in sorted(devices) if key not in self._groups]
+            self._check_totals(list(devices.values()))
+            taken: dict[str, Any] = {}
+            try:
+                self._groups.update(self._take(missing, taken))
+            except BaseException:
+                _give_back(taken)
+                raise
+            self._to_give_back.update(taken)
+            return [self._strategy(placement) for placement in placements]
 
     def release(self) -> None:
         """Give everything back. Idempotent."""
-        created, self._created = self._created, {}
-        self._held.clear()
-        _give_back(created)
+        with self._lock:
+            taken, self._to_give_back = self._to_give_back, {}
+            self._groups.clear()
+            _give_back(taken)
 
-    def _take(self, missing: Mapping[DeviceKey, Device], taken: dict[DeviceKey, Any]) -> None:
+    def _take(self, missing: Sequence[Device], taken: dict[str, Any]) -> dict[DeviceKey, Any]:
         deadline = time.monotonic() + self._timeout_s
         groups: dict[DeviceKey, Any] = {}
-        for key, device in missing.items():
-            groups[key] = self._claim(key, device, taken, deadline)
-            if groups[key] is None:
-                raise ResourceError(self._shortage(missing.values(), f"another job holds {_name(device)}"))
-        for key, group in groups.items():
+        for device in missing:
+            group = self._claim(device, taken, deadline)
+            if group is None:
+                raise self._shortage(missing, f"another job holds {_name(device)}")
+            groups[device.key] = group
+        for group in groups.values():
             if not group.wait(max(deadline - time.monotonic(), 0.0)):
-                raise ResourceError(self._shortage(missing.values(), "they are in use"))
-            self._held[key] = group
+                raise self._shortage(missing, "they are in use")
+        return groups
 
-    def _claim(self, key: DeviceKey, device: Device, taken: dict[DeviceKey, Any], deadline: float) -> Any | None:
+    def _claim(self, device: Device, taken: dict[str, Any], deadline: float) -> Any | None:
         """The placement group that is this device; None if another job keeps it until the deadline."""
-        import ray
-        from ray.util.placement_group import placement_group
-
         node = self._nodes[device.node_rank]
         name = f"device:{node.ray_id}:{device.type}:{device.local_rank}"
         while True:
-            known = _find(name)
-            if known is None:
-                try:
-                    taken[key] = placement_group(
-                        [self._amounts(device)], name=name, bundle_label_selector=[{"ray.io/node-id": node.ray_id}]
-                    )
-                    return taken[key]
-                except ray.exceptions.RaySystemError:  # another job was faster
-                    known = _find(name)
-            if known is not None and _is_of_this_job(known):
-                return known  # taken by another process of this job
+            group = _find(name)
+            if group is None:
+                group = _make(name, node, self._amounts(device))
+                if group is not None:
+                    _holders[name] += 1
+                    taken[name] = group
+                    return group
+            elif _is_of_this_job(group):
+                if name in _holders:
+                    _holders[name] += 1
+                    taken[name] = group
+                return group
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
@@ -104,46 +111,43 @@ class Reservations:
         resource = kind_of(device.type).resource
         return {f"node:{self._nodes[device.node_rank].address}": _TOKEN_AMOUNT} if device.config else {resource: 1}
 
-    def _check_totals(self, devices: Any) -> None:
+    def _check_totals(self, devices: Sequence[Device]) -> None:
         """Refuse at once what could never be had."""
         needed = self._needed(devices)
         nodes = _totals()
         for rank, amounts in needed.items():
             there = nodes.get(self._nodes[rank].ray_id, {}) if rank < len(self._nodes) else {}
             if any(amount > there.get(resource, 0) for resource, amount in amounts.items()):
-                raise ResourceError(self._shortage(devices, "there are not as many"))
+                raise self._shortage(devices, "there are not as many")
 
-    def _needed(self, devices: Any) -> dict[int, Counter[str]]:
+    def _needed(self, devices: Sequence[Device]) -> dict[int, Counter[str]]:
         needed: dict[int, Counter[str]] = {}
         for device in devices:
             needed.setdefault(device.node_rank, Counter()).update(self._amounts(device))
         return needed
 
-    def _shortage(self, devices: Any, reason: str) -> str:
-        """What is needed and what is there, node by node."""
+    def _shortage(self, devices: Sequence[Device], reason: str) -> ResourceError:
+        """What is needed and what is there, node by node. What this job holds already is available to it."""
         free, totals = _free(), _totals()
-        lines = [f"cannot reserve {len(list(devices))} devices: {reason}"]
+        held = self._needed([device for device in devices if device.key in self._groups])
+        lines = [f"cannot reserve {len(devices)} devices: {reason}"]
         for rank, amounts in sorted(self._needed(devices).items()):
             node = self._nodes[rank]
             for resource, amount in sorted(amounts.items()):
-                available, total = (table.get(node.ray_id, {}).get(resource, 0) for table in (free, totals))
+                total = totals.get(node.ray_id, {}).get(resource, 0)
+                available = free.get(node.ray_id, {}).get(resource, 0) + held.get(rank, {}).get(resource, 0)
                 lines.append(
                     f"  node {rank} ({node.address}): needs {amount:g} {resource}, available {available:g} of {total:g}"
                 )
-        return "\n".join(lines)
+        return ResourceError("\n".join(lines))
 
     def _strategy(self, placement: Placement) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
         if not placement.devices:
             return NodeAffinitySchedulingStrategy(placement.node_id, soft=False)
-        group = self._held[key_of(placement.devices[0])]
+        group = self._groups[placement.devices[0].key]
         return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-
-
-def key_of(device: Device) -> DeviceKey:
-    """A device's identity in the cluster."""
-    return device.node_rank, device.type, device.local_rank
 
 
 def _name(device: Device) -> str:
@@ -166,11 +170,30 @@ def _is_of_this_job(group: Any) -> bool:
     return group.id.hex().endswith(ray.get_runtime_context().get_job_id())
 
 
-def _give_back(groups: Mapping[DeviceKey, Any]) -> None:
+def _make(name: str, node: NodeInfo, amounts: Mapping[str, float]) -> Any | None:
+    """A placement group on a node; None if another job was faster to take the name."""
+    from ray.exceptions import RaySystemError
+    from ray.util.placement_group import placement_group
+
+    try:
+        return placement_group([dict(amounts)], name=name, bundle_label_selector=[{"ray.io/node-id": node.ray_id}])
+    except RaySystemError as error:
+        if "already exists" not in str(error):
+            raise
+        return None
+
+
+def _give_back(groups: Mapping[str, Any]) -> None:
+    import ray
     from ray.util.placement_group import remove_placement_group
 
-    for group in groups.values():
-        remove_placement_group(group)
+    for name, group in groups.items():
+        _holders[name] -= 1
+        if _holders[name]:
+            continue
+        del _holders[name]
+        if ray.is_initialized():  # else Ray has taken everything back, and asking it would start another
+            remove_placement_group(group)
 
 
 def _totals() -> dict[str, Mapping[str, float]]:

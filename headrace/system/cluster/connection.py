@@ -195,10 +195,4 @@ def _reach(host: str, port: int) -> None:
 def _init(address: str) -> None:
     import ray
 
-    try:
-        from headrace.system.cluster.local_head import authenticate
-
-        authenticate(create_token=False)
-    except ImportError:  # a Ray release from before tokens
-        pass
     ray.init(address=address, namespace=RAY_NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)

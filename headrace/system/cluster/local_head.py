@@ -9,9 +9,10 @@ names used here are private, so `connection.start_local` falls back to `ray.init
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +43,7 @@ class LocalHead(Node):
             no_monitor=True,
             dashboard_host="127.0.0.1",
         )
-        authenticate(create_token=True)
+        self._forget_token = _require_token()
         try:
             with without_dashboard():
                 super().__init__(params, head=True, shutdown_at_exit=False, spawn_reaper=True)
@@ -66,21 +67,31 @@ class LocalHead(Node):
     def stop(self) -> None:
         """End every process of this Ray; the raylet ends its workers. Idempotent."""
         self.kill_all_processes(check_alive=False, allow_graceful=True)
+        self._forget_token()
 
 
-def authenticate(*, create_token: bool) -> None:
-    """Use the token by which Ray keeps other users of the machine out, as `ray.init` does, without its notice."""
+def _require_token() -> Callable[[], None]:
+    """Let Ray ask every client for the token of this user, as `ray.init` does for a local Ray, without its notice.
+
+    Returns what undoes it: a process that asks for tokens cannot work with a Ray that has none, and it may join one next.
+    """
+    variable = authentication.AUTH_MODE_ENV_VAR
+    before = os.environ.get(variable)
     logger = logging.getLogger(authentication.__name__)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        if create_token:
-            authentication.enable_token_auth_by_default()
-        else:
-            authentication.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-        authentication.ensure_token_if_auth_enabled({}, create_token_if_missing=create_token)
+        authentication.enable_token_auth_by_default()
+        authentication.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
     finally:
         logger.setLevel(level)
+
+    def undo() -> None:
+        if before is None:
+            os.environ.pop(variable, None)
+            authentication.Config.initialize("")
+
+    return undo
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from headrace.core.errors import HeadraceError
 from headrace.system.comm.endpoint import Endpoint, EndpointAddress, Request
@@ -24,33 +26,43 @@ def log_path(log_dir: Path, group: str, rank: int) -> Path:
 class OutputFile:
     """Takes over this process's stdout and stderr (the descriptors: C code too), live and size-capped.
 
-    At half of `max_nbytes` the file becomes `<name>.1` and a new one is begun, so that both together stay below
-    the cap but for what is written between two looks. Nothing passes through this process's Python on the way: a
-    crash loses no line.
+    At half of `max_nbytes` the file becomes `<name>.1` and a new one is begun, so that both together stay below the
+    cap. Python's own output is counted as it is written; what C code writes is looked at now and then. No line waits
+    in a pipe on its way to the file: a crash loses none.
     """
 
     def __init__(self, path: Path, max_nbytes: int = LOG_MAX_NBYTES) -> None:
         self.path = path
         self._rotate_at_nbytes = max_nbytes // 2
-        self._stopped = threading.Event()
+        self._unlooked_nbytes = 0
+        self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def take_over(self) -> None:
-        """Redirect descriptors 1 and 2, and look after the size from now on."""
+        """Redirect descriptors 1 and 2 and Python's streams, and look after the size from now on."""
         self._redirect()
-        for stream in (sys.stdout, sys.stderr):
-            reconfigure = getattr(stream, "reconfigure", None)
-            if reconfigure is not None:
-                reconfigure(line_buffering=True)
+        sys.stdout, sys.stderr = self._stream(1), self._stream(2)
         threading.Thread(target=self._look_after, name="headrace-log", daemon=True).start()
 
     def rotate_if_large(self) -> bool:
         """Begin a new file if this one has reached its share; whether it did."""
-        if self.path.stat().st_size < self._rotate_at_nbytes:
-            return False
-        self.path.replace(self.path.with_suffix(".log.1"))
-        self._redirect()
-        return True
+        with self._lock:
+            self._unlooked_nbytes = 0
+            if self.path.stat().st_size < self._rotate_at_nbytes:
+                return False
+            self.path.replace(self.path.with_suffix(".log.1"))
+            self._redirect()
+            return True
+
+    def count(self, nbytes: int) -> None:
+        """Python wrote `nbytes` more."""
+        self._unlooked_nbytes += nbytes
+        if self._unlooked_nbytes >= self._rotate_at_nbytes // 4:
+            self.rotate_if_large()
+
+    def _stream(self, fd: int) -> io.TextIOWrapper:
+        buffered = io.BufferedWriter(_CountedWrites(fd, self))
+        return io.TextIOWrapper(buffered, errors="backslashreplace", line_buffering=True)
 
     def _redirect(self) -> None:
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -59,8 +71,28 @@ class OutputFile:
         os.close(fd)
 
     def _look_after(self) -> None:
-        while not self._stopped.wait(CHECK_INTERVAL_S):
+        pause = threading.Event()
+        while not pause.wait(CHECK_INTERVAL_S):
             self.rotate_if_large()
+
+
+class _CountedWrites(io.RawIOBase):
+    """Writes to a descriptor and tells how much."""
+
+    def __init__(self, fd: int, output: OutputFile) -> None:
+        self._fd = fd
+        self._output = output
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def write(self, data: Any) -> int:
+        written = os.write(self._fd, data)
+        self._output.count(written)
+        return written
 
 
 class DriverHandler(logging.Handler):

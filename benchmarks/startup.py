@@ -39,7 +39,12 @@ def _first_step(mode: str) -> dict[str, float]:
     """One step of the quickstart; `startup/*` of its metrics and the wall time until the step was logged."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "headrace.cli", "train", str(RECIPE), "runner.max_steps=1"]
-        command += [f"runner.run_dir={directory}", f"runner.mode={mode}", "runner.video=false", "rollout.fragment_length=16"]
+        command += [
+            f"runner.run_dir={directory}",
+            f"runner.mode={mode}",
+            "runner.video=false",
+            "rollout.fragment_length=16",
+        ]
         start = time.time()
         subprocess.run(command, check=True, capture_output=True)
         row = json.loads((Path(directory) / "metrics.jsonl").read_text().splitlines()[0])

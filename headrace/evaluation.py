@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +111,7 @@ class Player:
                 frame = env.render_frame()
                 if frame is None:
                     raise RuntimeError(f"{config.id} draws no pictures")
-                video.append_data(frame)
+                video.append_data(frame)  # type: ignore[attr-defined]  # imageio's stubs know readers only
                 chunk = step_chunk(env, act(obs))
                 obs = chunk.obs
                 if chunk.episodes:
@@ -118,7 +119,7 @@ class Player:
         env.close()
         return path
 
-    def _actor(self, env: VectorEnv):  # noqa: ANN202  # a closure over this one environment
+    def _actor(self, env: VectorEnv) -> Callable[[np.ndarray], np.ndarray]:
         mapping = ActionMapping(env.action_space, self.recipe.env.action_mode)
         chunked = self.recipe.rollout.num_action_chunks > 1
 

@@ -138,7 +138,9 @@ def _numbered(root: Path) -> list[Path]:
     """Directories whose name is a step number, in the order of the numbers (not of the text)."""
     if not root.is_dir():
         return []
-    numbered = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    numbered = [
+        (int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()
+    ]
     return [path for _, path in sorted(numbered)]
 
 

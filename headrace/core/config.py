@@ -166,7 +166,9 @@ def _choice(value: Any, choices: Sequence[Any], path: str) -> Any:
     for choice in choices:
         if value == choice and type(value) is type(choice):
             return choice
-    raise ConfigError(path, value, f"not one of the choices; {nearest(str(value), [str(choice) for choice in choices])}")
+    raise ConfigError(
+        path, value, f"not one of the choices; {nearest(str(value), [str(choice) for choice in choices])}"
+    )
 
 
 def _fields(cls: Any) -> list[dataclasses.Field[Any]]:

@@ -100,7 +100,7 @@ class _TreePickler(cloudpickle.Pickler):
         if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
             # C order keeps every leaf one plain buffer; Fortran-ordered and strided views are packed here.
             flat = np.ascontiguousarray(obj).reshape(-1).view(np.uint8) if obj.size else np.empty(0, np.uint8)
-            return _array, (pickle.PickleBuffer(flat), obj.dtype, obj.shape)
+            return _array, (pickle.PickleBuffer(flat.data), obj.dtype, obj.shape)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
             return self._reduce_tensor(torch, obj)
@@ -111,7 +111,7 @@ class _TreePickler(cloudpickle.Pickler):
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return _tensor, (pickle.PickleBuffer(raw), dtype, tuple(tensor.shape), tensor.requires_grad)
+        return _tensor, (pickle.PickleBuffer(raw.data), dtype, tuple(tensor.shape), tensor.requires_grad)
 
 
 def _array(buffer: Any, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:

@@ -10,6 +10,7 @@ from headrace.learning.envs.config import EnvConfig
 from headrace.learning.learners.config import PPOSettings
 from headrace.learning.models.config import ModelConfig
 from headrace.system import ClusterConfig
+from headrace.system.cluster.config import read_placements
 from headrace.workers.config import RolloutConfig
 
 
@@ -74,7 +75,7 @@ class EmbodiedRecipe:
     def __post_init__(self) -> None:
         if self.cluster is None:
             return
-        placed = {name.strip() for names in self.cluster.component_placement for name in names.split(",")}
+        placed = {entry.component for entry in read_placements(self.cluster.component_placement)}
         missing = [name for name in COMPONENTS if name not in placed]
         if missing:
             remedy = f"place {', '.join(missing)} too: an embodied run has the components {', '.join(COMPONENTS)}"

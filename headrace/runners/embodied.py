@@ -110,10 +110,9 @@ class EmbodiedRunner(abc.ABC):
 
     def update_rollout_weights(self, *, no_wait: bool = False) -> None:
         """Send the learner's weights to the rollout ranks. A request that meets one under way is owed, once."""
-        if any(not handle.done() for handle in self._weight_sync):
-            if no_wait:
-                self._sync_is_owed = True
-                return
+        if no_wait and any(not handle.done() for handle in self._weight_sync):
+            self._sync_is_owed = True
+            return
         self._await_weight_sync()
         self._sync_is_owed = False
         self._weight_sync = [self.rollout.sync_model_from_actor(), self.learner.sync_model_to_rollout()]
@@ -274,4 +273,3 @@ def _mean_return(records: Any) -> float | None:
 
 def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
-

@@ -35,7 +35,7 @@ def launched(recipe: EmbodiedRecipe, run_dir: Path, console: Console) -> Iterato
         if recipe.cluster is None:
             stack.enter_context(session.inline(run_dir / "logs"))
             cluster, strategies = None, {}
-            sizes = dict.fromkeys((ENV_GROUP, ROLLOUT_GROUP, LEARNER_GROUP), 1)
+            sizes = {ENV_GROUP: 1, ROLLOUT_GROUP: 1, LEARNER_GROUP: 1}
         else:
             cluster = stack.enter_context(Cluster(recipe.cluster, run_dir=run_dir))
             placement = ComponentPlacement(recipe, cluster)

@@ -127,13 +127,15 @@ class _Board:
         self._directory = directory
         self._purge_step = None if resume_step is None else resume_step + 1
         self._writer: Any = None
+        self._event: Any = None  # protobuf modules, imported with the first row
+        self._summary: Any = None
 
     def add(self, step: int, row: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
-        self._open().add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        writer = self._open()
+        value_of = self._summary.Summary.Value
+        values = [value_of(tag=name, simple_value=value) for name, value in row.items()]
+        summary = self._summary.Summary(value=values)
+        writer.add_event(self._event.Event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
         if self._writer is not None:
@@ -142,12 +144,14 @@ class _Board:
 
     def _open(self) -> Any:
         if self._writer is None:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+            self._event, self._summary = event_pb2, summary_pb2
             self._writer = EventFileWriter(str(self._directory))
             if self._purge_step is not None:
                 # Tells TensorBoard to forget what an earlier run wrote from this step on.
-                log = SessionLog(status=SessionLog.START)
-                self._writer.add_event(Event(wall_time=time.time(), step=self._purge_step, session_log=log))
+                log = self._event.SessionLog(status=self._event.SessionLog.START)
+                event = self._event.Event(wall_time=time.time(), step=self._purge_step, session_log=log)
+                self._writer.add_event(event)
         return self._writer

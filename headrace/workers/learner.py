@@ -109,7 +109,7 @@ class LearnerWorker(Worker):
         learner = self._the_learner()
         if self._targets:
             flat = learner.module.flat_parameters().numpy()
-            update = Weights(learner.version, flat, zlib.crc32(flat))
+            update = Weights(learner.version, flat, zlib.crc32(flat.data))
             for target in self._targets:
                 self.send(update, self._rollout_group, target)
         return learner.version

@@ -99,7 +99,7 @@ class RolloutWorker(Worker):
             PeerDeadError: the learner is gone, or its bytes were damaged on the way.
         """
         update: Weights = self.recv(self._learner_group, self._learner_rank)
-        if zlib.crc32(update.flat) != update.checksum:
+        if zlib.crc32(update.flat.data) != update.checksum:
             raise PeerDeadError(f"weights of version {update.version} do not match their checksum")
         with self._weights_lock:
             if update.version >= self._version:
@@ -150,4 +150,4 @@ class RolloutWorker(Worker):
             version = self._version
         ends = np.cumsum([len(question.obs) for question in questions])[:-1]
         columns = (np.split(tensor.numpy(), ends) for tensor in out)
-        return [Actions(*row, version) for row in zip(*columns, strict=True)]
+        return [Actions(a, log_probs, values, version) for a, log_probs, values in zip(*columns, strict=True)]

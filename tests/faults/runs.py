@@ -19,7 +19,11 @@ class Run:
 
     def __init__(self, run_dir: Path, *overrides: str, recipe: Path = QUICKSTART, cwd: Path | None = None) -> None:
         command = [sys.executable, "-m", "headrace.cli", "train", str(recipe), f"runner.run_dir={run_dir}", *SMALL]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(cwd or ROOT)])}
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(cwd or ROOT)]),
+        }
         self.run_dir = run_dir
         self.process = subprocess.Popen(
             [*command, *overrides],

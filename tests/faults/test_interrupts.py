@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import Run  # noqa: E402  # a helper of this directory only
+from runs import Run
 
-from headrace.telemetry.metrics import read_metrics  # noqa: E402
+from headrace.telemetry.metrics import read_metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 WITHIN_S = 20.0

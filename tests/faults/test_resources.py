@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import Run  # noqa: E402  # a helper of this directory only
+from runs import Run
 
-from headrace.system.runtime.logs import LOG_MAX_NBYTES  # noqa: E402
+from headrace.system.runtime.logs import LOG_MAX_NBYTES
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

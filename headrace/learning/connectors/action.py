@@ -42,7 +42,9 @@ class ActionMapping:
         elif isinstance(space, spaces.MultiBinary):
             self._map = self._cast
         else:
-            raise ConfigError("env.action_space", space, "only Box, Discrete, MultiDiscrete and MultiBinary can be acted in")
+            raise ConfigError(
+                "env.action_space", space, "only Box, Discrete, MultiDiscrete and MultiBinary can be acted in"
+            )
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
         return self._map(actions)

@@ -150,7 +150,7 @@ class TrajectoryBuilder:
         versions: int | np.ndarray,
         chunk: ChunkStep,
     ) -> None:
-        """Store one decision of every environment: actions [B, (K,) *act], log_probs, values, versions [B] or one int."""
+        """Store one decision of each environment: actions [B, (K,) *act], log_probs, values, versions [B] or one int."""
         if self._last_obs is None:
             raise RuntimeError("TrajectoryBuilder.append before start")
         if self.is_full:
@@ -177,7 +177,7 @@ class TrajectoryBuilder:
         self._length = t + 1
 
     def build(self) -> Trajectory:
-        """The decisions appended since the last `build` (a shorter fragment where fewer than T). RuntimeError if none."""
+        """The decisions appended since the last `build` (fewer than T: a shorter fragment). RuntimeError if none."""
         if self._length == 0:
             raise RuntimeError("TrajectoryBuilder.build: nothing was appended")
         n = self._length

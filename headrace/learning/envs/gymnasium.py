@@ -35,7 +35,9 @@ class GymnasiumVectorEnv(VectorEnv):
     Actions are given as rows; all environments step together.
     """
 
-    def __init__(self, envs: gym.vector.VectorEnv, *, seeds: list[int] | None = None, max_episode_steps: int | None = None):
+    def __init__(
+        self, envs: gym.vector.VectorEnv, *, seeds: list[int] | None = None, max_episode_steps: int | None = None
+    ):
         self._envs = envs
         self._mode = AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         if isinstance(envs, SyncVectorEnv) and self._mode is AutoresetMode.SAME_STEP:
@@ -59,7 +61,9 @@ class GymnasiumVectorEnv(VectorEnv):
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> StepResult:
         if active is not None and not active.all():
-            raise ConfigError("env.vectorization", "native", "it can only step as a whole; action chunks need sync or async")
+            raise ConfigError(
+                "env.vectorization", "native", "it can only step as a whole; action chunks need sync or async"
+            )
         raw_obs, raw_rewards, ended, cut, infos = self._envs.step(self._pack(actions))
         obs = self._rows(raw_obs)
         valid = ~self._resetting if self._mode is AutoresetMode.NEXT_STEP else np.ones(self.num_envs, np.bool_)

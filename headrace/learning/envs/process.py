@@ -52,7 +52,9 @@ class ProcessVectorEnv(VectorEnv):
             self._bounds.append((start, start + num_envs))
             start += num_envs
             if spaces != answers[0][1:]:
-                raise ConfigError("env.id", f"environment {start - num_envs}", "its spaces differ from those of environment 0")
+                raise ConfigError(
+                    "env.id", f"environment {start - num_envs}", "its spaces differ from those of environment 0"
+                )
             del index
         self.num_envs = start
         self.observation_space, self.action_space, self.max_episode_steps = answers[0][1:]
@@ -132,7 +134,7 @@ class ProcessVectorEnv(VectorEnv):
         process = self._shards[index][1]
         process.join(timeout=1.0)
         return EnvironmentFaultError(
-            f"{self._name(index)}: its process exited with code {process.exitcode} in {method} (vector step {self._steps})"
+            f"{self._name(index)}: its process exited with {process.exitcode} in {method} (vector step {self._steps})"
         )
 
     def _name(self, index: int) -> str:

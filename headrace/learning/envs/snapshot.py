@@ -7,6 +7,7 @@ call.
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from typing import Any
 
@@ -54,16 +55,14 @@ def _is_mujoco(env: Any) -> bool:
 
 
 def _mujoco_state(env: Any) -> np.ndarray:
-    import mujoco
-
+    mujoco: Any = importlib.import_module("mujoco")  # a compiled module without types
     state = np.empty(mujoco.mj_stateSize(env.model, mujoco.mjtState.mjSTATE_INTEGRATION))
     mujoco.mj_getState(env.model, env.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
     return state
 
 
 def _set_mujoco_state(env: Any, state: np.ndarray) -> None:
-    import mujoco
-
+    mujoco: Any = importlib.import_module("mujoco")
     mujoco.mj_setState(env.model, env.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
     # Positions of bodies follow from the state; the warm start of the solver must not change on the way.
     warm_start = env.data.qacc_warmstart.copy()

@@ -144,12 +144,16 @@ class SyncVectorEnv(VectorEnv):
         if self._on_fault == "raise":
             raise fault
         if self.faults > self._max_faults:
-            raise EnvironmentFaultError(f"{fault} (fault {self.faults}, env.max_faults is {self._max_faults})") from fault
+            raise EnvironmentFaultError(
+                f"{fault} (fault {self.faults}, env.max_faults is {self._max_faults})"
+            ) from fault
         _log.warning("%s; resetting it and dropping its episode", fault)
         self._reset_one(i)
 
     def _fault(self, i: int, key: str, what: str) -> EnvironmentFaultError:
-        return EnvironmentFaultError(f"env {self._first_index + i}: {key} {what} (step {self._lengths[i]} of its episode)")
+        return EnvironmentFaultError(
+            f"env {self._first_index + i}: {key} {what} (step {self._lengths[i]} of its episode)"
+        )
 
     def get_state(self) -> bytes | None:
         states = [snapshot.snapshot(env) for env in self._envs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -38,9 +38,8 @@ class TrainBatch:
     def __len__(self) -> int:
         return self.log_probs.shape[0]
 
-    def map(self, function: object) -> Self:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """A batch of `function(tensor)` for every tensor."""
-        assert callable(function)
         return type(self)(**{item.name: function(getattr(self, item.name)) for item in fields(self)})
 
     @classmethod
@@ -67,9 +66,7 @@ def _evaluate(trajectory: Trajectory, module: RLModule, settings: PPOSettings) -
     steps, envs = trajectory.num_steps, trajectory.num_envs
     obs, actions = _tensor(trajectory.obs), _tensor(trajectory.actions)
     flat_obs, flat_actions = obs[:-1].flatten(0, 1), actions.flatten(0, 1)
-    outputs = [
-        module.forward_train(flat_obs[rows], flat_actions[rows]) for rows in _pieces(steps * envs)
-    ]
+    outputs = [module.forward_train(flat_obs[rows], flat_actions[rows]) for rows in _pieces(steps * envs)]
     values = torch.cat([out.values for out in outputs]).view(steps, envs)
     proximal = torch.cat([out.log_probs for out in outputs])
     # One more pass for what follows the fragment and for the true last observations.

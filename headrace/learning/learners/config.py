@@ -54,8 +54,12 @@ class PPOSettings:
         for key in ("epochs", "minibatch_size"):
             _check(getattr(self, key) >= 1, key, getattr(self, key), "must be at least 1")
         _check(self.clip_low < 1.0, "clip_low", self.clip_low, "must be below 1")
-        _check(self.dual_clip is None or self.dual_clip > 1.0, "dual_clip", self.dual_clip, "must be above 1, or absent")
-        _check(self.max_staleness is None or self.max_staleness >= 0, "max_staleness", self.max_staleness, "must be >= 0")
+        _check(
+            self.dual_clip is None or self.dual_clip > 1.0, "dual_clip", self.dual_clip, "must be above 1, or absent"
+        )
+        _check(
+            self.max_staleness is None or self.max_staleness >= 0, "max_staleness", self.max_staleness, "must be >= 0"
+        )
         if self.lr_schedule == "linear" and not self.total_updates:
             raise ConfigError("total_updates", self.total_updates, "a linear lr_schedule needs the number of updates")
 

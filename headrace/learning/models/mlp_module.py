@@ -41,7 +41,9 @@ class ActionHead(nn.Module):
         elif isinstance(space, spaces.MultiBinary):
             self.num_outputs = self._num_values = num_action_chunks * int(np.prod(space.shape))
         else:
-            raise ConfigError("env.action_space", space, "only Box, Discrete, MultiDiscrete and MultiBinary can be acted in")
+            raise ConfigError(
+                "env.action_space", space, "only Box, Discrete, MultiDiscrete and MultiBinary can be acted in"
+            )
         self._make = self._maker(space)
         shape = tuple(space.shape or ())
         self._shape = shape if num_action_chunks == 1 else (num_action_chunks, *shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +25,7 @@ class MLP(nn.Module):
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
         last = len(sizes) - 2
-        for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
             weight = torch.empty(fan_out, fan_in)
             nn.init.orthogonal_(weight, output_gain if layer == last else 2.0**0.5, generator=generator)
             self.weights.append(nn.Parameter(weight))

@@ -14,7 +14,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class PolicyLoss(NamedTuple):
-    """loss, ratio, clipped (where the clip took the gradient away), all shaped like the inputs; the last two detached."""
+    """loss, ratio, clipped (where the clip took the gradient away), shaped like the inputs; the last two detached."""
 
     loss: Tensor
     ratio: Tensor

@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ RAY_NAMESPACE = "headrace"
 
 REACH_TIMEOUT_S = 5.0
 HANDSHAKE_TIMEOUT_S = 10.0
+_ALIVE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 HEAD_RESOURCE = "node:__internal_head__"
 _POLL_S = 0.1
 
@@ -101,19 +103,12 @@ def _start_local(config: ClusterConfig) -> Connection:
         from headrace.system.cluster.local_head import LocalHead
     except ImportError:  # a Ray release without the private names that the quick start needs
         return _start_plainly(**wanted)
-    head = LocalHead(**wanted)
-    try:
+    with ExitStack() as undo:
+        head = LocalHead(**wanted)
+        undo.callback(head.stop)
+        undo.callback(ray.shutdown)
         _init(head.gcs_address)
-    except BaseException:
-        ray.shutdown()
-        head.stop()
-        raise
-
-    def close() -> None:
-        ray.shutdown()
-        head.stop()
-
-    return Connection(head.gcs_address, owns_ray=True, close=close)
+        return Connection(head.gcs_address, owns_ray=True, close=undo.pop_all().close)
 
 
 def _start_plainly(
@@ -148,19 +143,18 @@ def _join(address: str, config: ClusterConfig) -> Connection:
     if not host or not port.isdigit():
         raise ClusterError(f"cluster.address = {address!r}: write it as 'host:port', or 'auto'")
     try:
-        _reach(host, int(port))
+        asks_for_token = _asks_for_token(host, int(port))
     except OSError as error:
-        raise ClusterError(f"nothing answers at cluster.address = {address!r}: {error}") from error
-    try:
-        _init(address)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        ray.shutdown()
-        raise ClusterError(f"cannot join the Ray cluster at cluster.address = {address!r}: {error}") from error
-    except BaseException:
-        ray.shutdown()
-        raise
-    # To leave a cluster is not to end it.
-    return Connection(address, owns_ray=False, close=ray.shutdown)
+        raise ClusterError(f"no Ray cluster at cluster.address = {address!r}: {error}") from error
+    with ExitStack() as undo:
+        undo.callback(ray.shutdown)  # to leave a cluster is not to end it
+        try:
+            if asks_for_token:
+                undo.callback(_use_token())
+            _init(address)
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            raise ClusterError(f"cannot join the Ray cluster at cluster.address = {address!r}: {error}") from error
+        return Connection(address, owns_ray=False, close=undo.pop_all().close)
 
 
 def _running_here(config: ClusterConfig) -> str:
@@ -176,20 +170,32 @@ def _running_here(config: ClusterConfig) -> str:
         ) from error
 
 
-def _reach(host: str, port: int) -> None:
-    """That somebody at the address speaks Ray's protocol; Ray's own client may wait for minutes to find out.
+def _asks_for_token(host: str, port: int) -> bool:
+    """Whether the Ray head at an address lets in only who has its user's token.
+
+    Asked beforehand because Ray's own client may take minutes to find out that nobody answers.
 
     Raises:
-        OSError: nobody listens, or whoever listens does not answer.
+        OSError: nobody listens there, or whoever listens is no Ray head.
     """
     import grpc
 
     socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
     with grpc.insecure_channel(f"{host}:{port}") as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=HANDSHAKE_TIMEOUT_S)
-        except grpc.FutureTimeoutError as error:
-            raise TimeoutError("something listens there, but it is no Ray head") from error
+            channel.unary_unary(_ALIVE_METHOD)(b"", timeout=HANDSHAKE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # pyright: ignore[reportAttributeAccessIssue]
+                return True
+            raise OSError("something listens there, but it does not answer as a Ray head") from error
+    return False
+
+
+def _use_token() -> Callable[[], None]:
+    """Show this user's token to the Ray that is joined next. Returns what undoes it."""
+    from headrace.system.cluster.local_head import require_token
+
+    return require_token(create=False)
 
 
 def _init(address: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from ray._private.authentication import authentication_token_setup as authentication
 from ray._private.node import Node
 from ray._private.parameter import RayParams
+from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
 
 REGISTRATION_TIMEOUT_S = 30.0
 _POLL_S = 0.01
@@ -43,7 +44,7 @@ class LocalHead(Node):
             no_monitor=True,
             dashboard_host="127.0.0.1",
         )
-        self._forget_token = _require_token()
+        self._forget_token = require_token(create=True)
         try:
             with without_dashboard():
                 super().__init__(params, head=True, shutdown_at_exit=False, spawn_reaper=True)
@@ -70,27 +71,33 @@ class LocalHead(Node):
         self._forget_token()
 
 
-def _require_token() -> Callable[[], None]:
-    """Let Ray ask every client for the token of this user, as `ray.init` does for a local Ray, without its notice.
+def require_token(*, create: bool) -> Callable[[], None]:
+    """Work with a Ray that lets in only who has this user's token, as every local Ray does.
 
-    Returns what undoes it: a process that asks for tokens cannot work with a Ray that has none, and it may join one next.
+    Returns what undoes it: a process in that mode cannot work with a Ray without tokens, and it may join one next.
+
+    Raises:
+        ray.exceptions.AuthenticationError: this user has no token, and `create` is false.
     """
     variable = authentication.AUTH_MODE_ENV_VAR
     before = os.environ.get(variable)
-    logger = logging.getLogger(authentication.__name__)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        authentication.enable_token_auth_by_default()
-        authentication.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
-    finally:
-        logger.setLevel(level)
 
     def undo() -> None:
         if before is None:
             os.environ.pop(variable, None)
-            authentication.Config.initialize("")
+            Config.initialize("")  # Ray reads the variable once, until told to read it again
 
+    logger = logging.getLogger(authentication.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # Ray announces on every start that there are tokens
+    try:
+        authentication.enable_token_auth_by_default()
+        authentication.ensure_token_if_auth_enabled({}, create_token_if_missing=create)
+    except BaseException:
+        undo()
+        raise
+    finally:
+        logger.setLevel(level)
     return undo
 
 

@@ -211,7 +211,8 @@ class WorkerGroup(Generic[W]):
 
         session = sessions.of_cluster(cluster)
         self._claim_name(session)
-        actor_class = ray.remote(num_cpus=0, concurrency_groups={"beside": BESIDE_THREADS})(RemoteHost)
+        remote: Any = ray.remote  # its types know functions with few options only
+        actor_class = remote(num_cpus=0, concurrency_groups={"beside": BESIDE_THREADS})(RemoteHost)
         for placement, strategy in zip(placements, cluster.reserve(placements), strict=True):
             boarding = _boarding(self._name, len(placements), placement, cluster, session)
             options: dict[str, Any] = {

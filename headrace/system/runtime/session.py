@@ -195,7 +195,7 @@ def _driver_session(cluster: Cluster) -> Session:
         )
         .remote(here.ray_id, here.address, endpoint.token, tuple(cluster.nodes))
     )
-    control_plane = ray.get(actor.address.remote())  # type: ignore[attr-defined]
+    control_plane: Any = ray.get(actor.address.remote())  # type: ignore[attr-defined]
     session = Session(endpoint, control_plane, endpoint.address, here.node_rank, Path(cluster.log_dir))
     session.hosts.append(actor)
     return session

@@ -57,7 +57,9 @@ def faulty(fault: str, on_fault: str, max_faults: int = 100) -> SyncVectorEnv:
     return SyncVectorEnv(factories, [0, 1, 2, 3], on_fault=on_fault, max_faults=max_faults)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("fault", "key"), [("obs", "observation"), ("reward", "reward"), ("raise", "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("fault", "key"), [("obs", "observation"), ("reward", "reward"), ("raise", "ZeroDivisionError")]
+)
 def test_a_fault_raises_naming_environment_key_and_step(fault: str, key: str) -> None:
     """Case D2, by policy "raise"."""
     with pytest.raises(EnvironmentFaultError, match=f"env 2: .*{key}.*step 5"):

@@ -28,7 +28,14 @@ def test_every_accelerator_that_ray_knows_is_known_as_ray_knows_it() -> None:
 
 @pytest.mark.parametrize(
     ("device_type", "expected"),
-    [("nvidia", "cuda:0"), ("amd", "cuda:0"), ("intel", "xpu:0"), ("ascend", "npu:0"), ("apple", "mps"), ("cpu", "cpu")],
+    [
+        ("nvidia", "cuda:0"),
+        ("amd", "cuda:0"),
+        ("intel", "xpu:0"),
+        ("ascend", "npu:0"),
+        ("apple", "mps"),
+        ("cpu", "cpu"),
+    ],
 )
 def test_a_device_has_a_name_in_torch(device_type: str, expected: str) -> None:
     assert torch_device_for(Device(device_type, "", 5, 0)) == expected

@@ -17,7 +17,11 @@ GROUPS: list[dict[str, Any]] = [
             {"node_ranks": [1], "env_vars": [{"A": "own"}, {"B": "x"}], "python_interpreter_path": "/opt/own/python"}
         ],
     },
-    {"label": "franka", "node_ranks": 2, "hardware": {"type": "Franka", "configs": [{"node_rank": 2, "ip": "1.2.3.4"}]}},
+    {
+        "label": "franka",
+        "node_ranks": 2,
+        "hardware": {"type": "Franka", "configs": [{"node_rank": 2, "ip": "1.2.3.4"}]},
+    },
 ]
 
 
@@ -48,17 +52,29 @@ def test_omegaconf_is_read_like_a_mapping() -> None:
         ({"address": "h:1", "num_cpus": 4}, "cluster.num_cpus"),
         ({"component_placement": {"actor": 90}}, "cluster.component_placement.actor"),
         ({"component_placement": {"actor": "3-1"}}, "cluster.component_placement.actor"),
-        ({"component_placement": {"actor": {"node_group": "x", "placement": "0"}}}, "cluster.component_placement.actor.node_group"),
+        (
+            {"component_placement": {"actor": {"node_group": "x", "placement": "0"}}},
+            "cluster.component_placement.actor.node_group",
+        ),
         ({"node_groups": [{"label": "node", "node_ranks": 0}]}, "cluster.node_groups.0.label"),
         ({"node_groups": [{"label": "a", "node_ranks": []}]}, "cluster.node_groups.0.node_ranks"),
         ({"node_groups": [{"label": "a", "node_ranks": "x"}]}, "cluster.node_groups.0.node_ranks"),
-        ({"node_groups": [{"label": "a", "node_ranks": 0}, {"label": "a", "node_ranks": 1}]}, "cluster.node_groups.1.label"),
-        ({"node_groups": [{"label": "a", "node_ranks": 0, "env_vars": {"A": True}}]}, "cluster.node_groups.0.env_vars.A"),
+        (
+            {"node_groups": [{"label": "a", "node_ranks": 0}, {"label": "a", "node_ranks": 1}]},
+            "cluster.node_groups.1.label",
+        ),
+        (
+            {"node_groups": [{"label": "a", "node_ranks": 0, "env_vars": {"A": True}}]},
+            "cluster.node_groups.0.env_vars.A",
+        ),
         ({"node_groups": [{**GROUPS[0], "node_ranks": 0}]}, "cluster.node_groups.0.env_configs.0.node_ranks"),
         ({"node_groups": [{**GROUPS[1], "node_ranks": 1}]}, "cluster.node_groups.0.hardware.configs.0.node_rank"),
         ({"node_groups": [{**GROUPS[1], "hardware_type": "cpu"}]}, "cluster.node_groups.0.hardware_type"),
         ({"node_groups": [{**GROUPS[1], "ignore_hardware": True}]}, "cluster.node_groups.0.ignore_hardware"),
-        ({"node_groups": [{"label": "a", "node_ranks": 0, "hardware": {"type": "x", "configs": [{}]}}]}, "cluster.node_groups.0.hardware.configs.0.node_rank"),
+        (
+            {"node_groups": [{"label": "a", "node_ranks": 0, "hardware": {"type": "x", "configs": [{}]}}]},
+            "cluster.node_groups.0.hardware.configs.0.node_rank",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_by_its_full_key(change: dict[str, Any], key: str) -> None:
@@ -75,7 +91,10 @@ def test_components_that_share_a_line_are_two() -> None:
         ("env", "0-3:0-7,5-6", ("cluster",)),
         ("rollout", "all", ("a", "4090")),
     ]
-    assert read_placements([{"actor,env": "0"}, {"rollout": {"node_group": "a, b", "placement": "0"}}])[2].labels == ("a", "b")
+    assert read_placements([{"actor,env": "0"}, {"rollout": {"node_group": "a, b", "placement": "0"}}])[2].labels == (
+        "a",
+        "b",
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_an_assignment_names_processes_that_share_resources() -> None:
         ("0,2:2", "process 1 has no place"),
         ("all,0", "stands alone"),
         ("0:0-999999999", "at most 100000"),
-        ("٠-٣", "is no rank"),
+        ("\u0660-\u0663", "is no rank"),
     ],
 )
 def test_a_text_that_cannot_be_is_refused_by_component_and_text(text: str, what: str) -> None:

@@ -43,10 +43,13 @@ def test_packed_processes_own_several_devices_a_stride_apart(machines: Any) -> N
     assert places(strided.get_placement(node)) == [(0, (0, 2)), (0, (1, 3)), (0, (4, 6)), (0, (5, 7))]
 
 
-@pytest.mark.parametrize("arguments", [(3, 1), (-1, 1), (0, 2, 2), (0, 3, 2, 4), (0, 1, 0), (0, 1, 1, 0)])
-def test_a_packing_that_cannot_be_is_refused(arguments: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("first", "last", "per_process", "stride"),
+    [(3, 1, 1, 1), (-1, 1, 1, 1), (0, 2, 2, 1), (0, 3, 2, 4), (0, 1, 0, 1), (0, 1, 1, 0)],
+)
+def test_a_packing_that_cannot_be_is_refused(first: int, last: int, per_process: int, stride: int) -> None:
     with pytest.raises(PlacementError):
-        PackedPlacementStrategy(*arguments)
+        PackedPlacementStrategy(first, last, per_process, stride)
 
 
 def test_flexible_processes_share_and_own_devices(machines: Any) -> None:
@@ -87,8 +90,14 @@ def test_ranks_run_through_several_groups_in_a_row(machines: Any) -> None:
     ]
     made = machines({"NPU": 2}, {"GPU": 2}, node_groups=groups)
     placements = PackedPlacementStrategy(1, 2, node_group="a, b").get_placement(made)
-    assert [(p.node_group_label, p.node_rank, p.device_type) for p in placements] == [("a", 1, "nvidia"), ("b", 0, "ascend")]
-    assert [(dict(p.env_vars), p.python_interpreter_path) for p in placements] == [({"WHO": "a"}, None), ({}, "/b/python")]
+    assert [(p.node_group_label, p.node_rank, p.device_type) for p in placements] == [
+        ("a", 1, "nvidia"),
+        ("b", 0, "ascend"),
+    ]
+    assert [(dict(p.env_vars), p.python_interpreter_path) for p in placements] == [
+        ({"WHO": "a"}, None),
+        ({}, "/b/python"),
+    ]
 
 
 def test_groups_that_share_devices_cannot_be_put_in_a_row(machines: Any) -> None:

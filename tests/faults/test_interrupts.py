@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from runs import Run
+from tests.faults.runs import Run
 
 from headrace.telemetry.metrics import read_metrics
 

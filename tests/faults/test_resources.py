@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from runs import Run
+from tests.faults.runs import Run
 
 from headrace.system.runtime.logs import LOG_MAX_NBYTES
 

@@ -150,7 +150,7 @@ class TrajectoryBuilder:
         versions: int | np.ndarray,
         chunk: ChunkStep,
     ) -> None:
-        """Store one decision of each environment: actions [B, (K,) *act], log_probs, values, versions [B] or one int."""
+        """Store one decision of each environment; actions [B, (K,) *act], log_probs, values, versions [B] or int."""
         if self._last_obs is None:
             raise RuntimeError("TrajectoryBuilder.append before start")
         if self.is_full:

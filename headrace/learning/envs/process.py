@@ -48,14 +48,11 @@ class ProcessVectorEnv(VectorEnv):
         start = 0
         # A process imports its simulator first, which can take longer than any step.
         answers = [self._receive(index, "start", max(self._timeout_s, 60.0)) for index in range(len(self._shards))]
-        for index, (num_envs, *spaces) in enumerate(answers):
+        for num_envs, *spaces in answers:
+            if tuple(spaces) != tuple(answers[0][1:]):
+                raise ConfigError("env.id", f"environment {start}", "its spaces differ from those of environment 0")
             self._bounds.append((start, start + num_envs))
             start += num_envs
-            if spaces != answers[0][1:]:
-                raise ConfigError(
-                    "env.id", f"environment {start - num_envs}", "its spaces differ from those of environment 0"
-                )
-            del index
         self.num_envs = start
         self.observation_space, self.action_space, self.max_episode_steps = answers[0][1:]
 
@@ -133,9 +130,8 @@ class ProcessVectorEnv(VectorEnv):
     def _dead(self, index: int, method: str) -> EnvironmentFaultError:
         process = self._shards[index][1]
         process.join(timeout=1.0)
-        return EnvironmentFaultError(
-            f"{self._name(index)}: its process exited with {process.exitcode} in {method} (vector step {self._steps})"
-        )
+        where = f"in {method} (vector step {self._steps})"
+        return EnvironmentFaultError(f"{self._name(index)}: its process exited with code {process.exitcode} {where}")
 
     def _name(self, index: int) -> str:
         if index >= len(self._bounds):

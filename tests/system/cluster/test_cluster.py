@@ -337,6 +337,7 @@ def test_an_own_ray_ends_with_the_process_even_without_shutdown() -> None:
         "from headrace.system.cluster.local_head import LocalHead as at; name = 'start_ray_processes'",
         "from headrace.system.cluster import cluster as at; name = 'wait_for_nodes'",
     ],
+    ids=["head", "nodes"],
 )
 def test_an_interrupt_during_start_up_leaves_no_process(moment: str) -> None:
     """Case I4 for the cluster: interrupted while the head starts, and while nodes are awaited."""

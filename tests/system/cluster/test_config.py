@@ -36,9 +36,9 @@ def test_a_node_group_gives_each_node_its_own_environment() -> None:
 
 def test_omegaconf_is_read_like_a_mapping() -> None:
     omegaconf = pytest.importorskip("omegaconf")
-    node = omegaconf.OmegaConf.create({"num_nodes": 3, "n": "${num_nodes}", "node_groups": GROUPS})
-    del node["n"]
-    assert ClusterConfig.from_dict_cfg(node) == ClusterConfig.from_mapping({"num_nodes": 3, "node_groups": GROUPS})
+    values = {"num_nodes": 3, "startup_timeout_s": "${num_nodes}", "node_groups": GROUPS}
+    read = ClusterConfig.from_dict_cfg(omegaconf.OmegaConf.create(values))
+    assert read == ClusterConfig.from_mapping({**values, "startup_timeout_s": 3.0})
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.runs import Run
-
 from headrace.telemetry.metrics import read_metrics
+from tests.faults.runs import Run
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 WITHIN_S = 20.0

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import Run
-
 from headrace.system.runtime.logs import LOG_MAX_NBYTES
+from tests.faults.runs import Run
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,16 +119,17 @@ def _start_plainly(
     import ray
 
     try:
-        ray.init(
-            address="local",
-            namespace=RAY_NAMESPACE,
-            num_cpus=num_cpus,
-            resources=dict(resources),
-            object_store_memory=object_store_memory_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
+        with _signals_held_back():
+            ray.init(
+                address="local",
+                namespace=RAY_NAMESPACE,
+                num_cpus=num_cpus,
+                resources=dict(resources),
+                object_store_memory=object_store_memory_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
     except BaseException:
         ray.shutdown()
         raise
@@ -201,4 +204,28 @@ def _use_token() -> Callable[[], None]:
 def _init(address: str) -> None:
     import ray
 
-    ray.init(address=address, namespace=RAY_NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+    with _signals_held_back():
+        ray.init(address=address, namespace=RAY_NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Deliver an interrupt after the block, to the handler that the program had.
+
+    Ray's native code does not survive an exception in the middle of connecting, and it installs handlers of its own,
+    under which a terminated program would die without ending what it started.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread has to do with signals
+        return
+    came: list[int] = []
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    for signum in before:
+        signal.signal(signum, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if came:
+        signal.raise_signal(came[0])

@@ -183,7 +183,7 @@ class WorkerGroup(Generic[W]):
         group = cls(worker_cls)
         group._name = group_name
         group._session = session
-        namespace = ray.get_runtime_context().namespace
+        namespace = Cluster().namespace
         for info in infos:
             group._ranks[info.rank] = _RemoteRank(ray.get_actor(info.address.get_name(), namespace=namespace))
             group._log_paths[info.rank] = info.log_path

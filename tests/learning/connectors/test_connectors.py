@@ -48,7 +48,11 @@ def test_other_action_spaces_are_refused_by_name() -> None:
         (spaces.Discrete(3, start=5), 6, [0, 1, 0]),
         (spaces.MultiBinary(3), np.array([1, 0, 1]), [1, 0, 1]),
         (spaces.MultiDiscrete([2, 2]), np.array([0, 1]), [1, 0, 0, 1]),
-        (spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Discrete(2)), {"a": np.array([1.0, 2.0]), "b": 1}, [1, 2, 0, 1]),
+        (
+            spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Discrete(2)),
+            {"a": np.array([1.0, 2.0]), "b": 1},
+            [1, 2, 0, 1],
+        ),
         (spaces.Tuple((spaces.Box(-9, 9, (1,)), spaces.MultiBinary(1))), (np.array([4.0]), np.array([1])), [4, 1]),
     ],
 )

@@ -25,7 +25,9 @@ def test_case_d1_an_extreme_ratio_without_advantage_has_no_gradient() -> None:
 
 def test_case_d1_the_bound_leaves_ordinary_ratios_alone() -> None:
     differences = torch.linspace(-5, 5, 101, dtype=torch.float64)
-    torch.testing.assert_close(bounded_ratio(differences, torch.zeros_like(differences)), differences.exp(), rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        bounded_ratio(differences, torch.zeros_like(differences)), differences.exp(), rtol=1e-7, atol=0
+    )
 
 
 def test_case_d1_k3_stays_finite() -> None:
@@ -44,7 +46,13 @@ def test_case_d1_a_nan_is_not_hidden() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "objective", "clipped"),
-    [(1.5, 1.0, 1.2, True), (0.5, 1.0, 0.5, False), (1.5, -1.0, -1.5, False), (0.5, -1.0, -0.8, True), (1.1, 2, 2.2, False)],
+    [
+        (1.5, 1.0, 1.2, True),
+        (0.5, 1.0, 0.5, False),
+        (1.5, -1.0, -1.5, False),
+        (0.5, -1.0, -0.8, True),
+        (1.1, 2, 2.2, False),
+    ],
 )
 def test_ppo_takes_the_pessimistic_of_the_two(ratio: float, advantage: float, objective: float, clipped: bool) -> None:
     out = ppo_loss(torch.tensor([ratio]).log(), torch.zeros(1), torch.tensor([float(advantage)]), 0.2, 0.2)

@@ -112,6 +112,7 @@ class Endpoint:
         self._connections: dict[str, _Connection] = {}
         self._all: set[_Connection] = set()
         self._gone: dict[str, bool] = {}
+        self._asked_myself: set[Future[Answer]] = set()
         self._tickets = itertools.count(1)
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._chores: deque[Callable[[], None]] = deque()
@@ -149,7 +150,7 @@ class Endpoint:
         """Call a service. The future fails with `PeerDeadError` when the peer is gone before it answers."""
         future: Future[Answer] = Future()
         if to.uid == self.address.uid:
-            self._dispatch(service, Request(self.address.uid, head, payload, _resolver(future)))
+            self._ask_myself(service, head, payload, future)
             return future
         try:
             connection = self._connect(to)
@@ -188,12 +189,24 @@ class Endpoint:
                 return
             self._closed = True
             connections = list(self._all)
+            asked_myself = list(self._asked_myself)
+        for future in asked_myself:
+            _resolver(future)(False, _left_the_job(), ())
         for connection in connections:
             with contextlib.suppress(ConnectionError):
                 connection.writer.send(Frame(Kind.GOODBYE, None), block=False)
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
+
+    def _ask_myself(self, service: str, head: Any, payload: Payload | None, future: Future[Answer]) -> None:
+        with self.lock:
+            if self._closed:
+                future.set_exception(_left_the_job())
+                return
+            self._asked_myself.add(future)
+        future.add_done_callback(self._asked_myself.discard)
+        self._dispatch(service, Request(self.address.uid, head, payload, _resolver(future)))
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -223,7 +236,7 @@ class Endpoint:
             if winner is not None or self._closed:
                 sock.close()
                 if winner is None:
-                    raise PeerDeadError("this process has left the job")
+                    raise _left_the_job()
                 return winner
             connection = _Connection(sock, to, self._want_write)
             connection.writer.send(Frame(Kind.HELLO, self.address), block=False)
@@ -397,6 +410,7 @@ class Endpoint:
         for connection in connections:
             connection.clean = True
             self._drop(connection)
+        self._announce_gone(self.address.uid, clean=True)  # for services that wait for this very process
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
@@ -434,6 +448,10 @@ def _replier(connection: _Connection, ticket: int) -> _Reply:
             connection.writer.send(Frame(Kind.REPLY, (ticket, ok, value), last), block=False)
 
     return reply
+
+
+def _left_the_job() -> PeerDeadError:
+    return PeerDeadError("this process has left the job")
 
 
 def _peer_dead(peer: EndpointAddress) -> PeerDeadError:

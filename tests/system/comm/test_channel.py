@@ -249,3 +249,12 @@ def _payload(item):
     from headrace.system.comm.payload import Payload
 
     return Payload.of(item)
+
+
+def test_who_waits_on_its_own_process_is_woken_when_it_leaves(tmp_path) -> None:
+    with session.inline(tmp_path / "logs"):
+        channel = Channel.create("c")
+        blocked = _in_thread(channel.get)
+        channel.qsize()
+    with pytest.raises(PeerDeadError):
+        blocked.result(TIMEOUT_S)

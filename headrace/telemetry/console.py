@@ -46,7 +46,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """Say something once, above the table."""
-        self._rich.print(text, markup=False)
+        self._rich.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
         """Leave the last state standing. Idempotent."""

@@ -59,7 +59,8 @@ def _draw_losses(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         lag.set_ylabel("staleness (versions)")
         lag.set_ylim(bottom=0)
         lag.legend(loc="upper right")
-    axes.legend(loc="upper left")
+    if axes.lines:
+        axes.legend(loc="upper left")
 
 
 def _draw_stages(axes: Any, rows: Sequence[dict[str, Any]]) -> None:

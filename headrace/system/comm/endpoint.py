@@ -176,6 +176,10 @@ class Endpoint:
         if to.uid != self.address.uid:
             self._connect(to)
 
+    def is_gone(self, peer: EndpointAddress) -> bool:
+        """Whether this endpoint has seen the end of `peer`."""
+        return peer.uid in self._gone
+
     def call_at(self, when: float, function: Callable[[], None]) -> None:
         """Run `function` under the lock, on the I/O thread, at `time.monotonic()` ≥ `when`."""
         with self.lock:

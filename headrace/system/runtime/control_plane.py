@@ -48,9 +48,8 @@ class ManagersService:
             self._endpoint.call_at(time.monotonic() + timeout_s, lambda: self._expire(result, what, timeout_s))
 
     def on_peer_gone(self, peer: str, clean: bool) -> None:
-        del clean  # a process that left in order holds nothing either
         for manager in self._managers.values():
-            manager.peer_gone(peer)
+            manager.peer_gone(peer, clean)
 
     def _expire(self, waiting: Waiting, what: str, timeout_s: float) -> None:
         if not waiting.done:

@@ -233,6 +233,7 @@ class WorkerGroup(Generic[W]):
         if self._name in taken:
             raise ConfigError("name", self._name, "a group of that name is running; give this one another")
         taken.add(self._name)
+        session.managers.ask("worker", "expect", self._name)
 
     def _add_rank(self, rank: int, host: _RankHost, path: str) -> None:
         self._ranks[rank] = host

@@ -156,12 +156,12 @@ class RemoteHost(WorkerHost):
         if boarding.cores:
             os.sched_setaffinity(0, boarding.cores)
         sys.path.extend(entry for entry in boarding.sys_path if entry not in sys.path)
-        if boarding.cluster is not None:
-            Cluster.attach(boarding.cluster)
         name = f"{boarding.group}:{boarding.rank}"
         endpoint = Endpoint(name=f"worker {name}", node=boarding.node_id, host=boarding.node_ip, token=boarding.token)
         session = Session(endpoint, boarding.control_plane, boarding.driver, boarding.node_rank, Path(boarding.log_dir))
         sessions.enter(session)
+        if boarding.cluster is not None:
+            sessions.adopt(Cluster.attach(boarding.cluster), session)
         handler = DriverHandler(endpoint, boarding.driver, boarding.group, boarding.rank)
         logger = worker_logger(boarding.group, boarding.rank, path, own_process=True, to_driver=handler)
         self._session = session

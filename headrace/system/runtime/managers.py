@@ -87,6 +87,11 @@ class WorkerManager:
         self._homes: dict[str, set[WorkerAddress]] = {}
         self._dead: set[WorkerAddress] = set()
 
+    def expect(self, owner: str, group: str) -> None:
+        """A group of this name is being launched: who looks for its workers waits, whatever became of earlier ones."""
+        del owner
+        self._dead = {address for address in self._dead if address.root_group_name != group}
+
     def register(self, owner: str, info: WorkerInfo) -> None:
         self._dead.discard(info.address)
         self._homes.setdefault(owner, set()).add(info.address)
@@ -112,11 +117,13 @@ class WorkerManager:
         self._homes.get(owner, set()).discard(address)
         self._table.withdraw(address)
 
-    def peer_gone(self, peer: str) -> None:
+    def peer_gone(self, peer: str, clean: bool) -> None:
+        """A process left: its workers are dead, or, where it left in order, no longer there."""
         self._table.forget(peer)
         for address in self._homes.pop(peer, set()):
-            self._dead.add(address)
             self._table.withdraw(address)
+            if not clean:
+                self._dead.add(address)
 
 
 class CollectiveManager:
@@ -141,7 +148,8 @@ class CollectiveManager:
     def find_rendezvous(self, owner: str, group: str) -> Waiting:
         return self._rendezvous.find(owner, group)
 
-    def peer_gone(self, peer: str) -> None:
+    def peer_gone(self, peer: str, clean: bool) -> None:
+        del clean
         self._channels.forget(peer)
         self._rendezvous.forget(peer)
 
@@ -156,8 +164,8 @@ class NodeManager:
         del owner
         return self._nodes
 
-    def peer_gone(self, peer: str) -> None:
-        del peer
+    def peer_gone(self, peer: str, clean: bool) -> None:
+        del peer, clean
 
 
 class DeviceLockManager:
@@ -200,7 +208,8 @@ class DeviceLockManager:
         self._queue = OrderedDict((n, entry) for n, entry in self._queue.items() if entry[0] is not waiting)
         self._grant()
 
-    def peer_gone(self, peer: str) -> None:
+    def peer_gone(self, peer: str, clean: bool) -> None:
+        del clean  # a process that left in order holds nothing either
         self._queue = OrderedDict((n, entry) for n, entry in self._queue.items() if entry[0].owner != peer)
         self._free(lambda held: held.startswith(f"{peer}/"))
 
@@ -232,5 +241,6 @@ class PortLockManager:
         if self._owners.get((host, port)) == owner:
             del self._owners[host, port]
 
-    def peer_gone(self, peer: str) -> None:
+    def peer_gone(self, peer: str, clean: bool) -> None:
+        del clean
         self._owners = {place: owner for place, owner in self._owners.items() if owner != peer}

@@ -51,7 +51,7 @@ class Session:
             PeerDeadError: it was there and its process is gone.
         """
         info = self._found.get(address)
-        if info is None:
+        if info is None or self.endpoint.is_gone(info.endpoint):
             info = self.managers.ask("worker", "find", address, timeout_s=timeout_s)
             self._found[address] = info
         return info
@@ -157,6 +157,11 @@ def inline(log_dir: Path) -> Iterator[Session]:
         yield session
     finally:
         leave(session)
+
+
+def adopt(cluster: Cluster, session: Session) -> None:
+    """In a worker: `cluster` is the driver's, and this process's session on it is there already."""
+    _of_cluster[cluster] = session
 
 
 def of_cluster(cluster: Cluster) -> Session:

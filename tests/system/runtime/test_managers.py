@@ -28,11 +28,22 @@ def test_a_worker_that_is_looked_for_is_found_when_it_registers() -> None:
 def test_a_worker_whose_process_is_gone_is_dead_not_absent() -> None:
     manager = WorkerManager()
     manager.register("its process", _info("env"))
-    manager.peer_gone("its process")
+    manager.peer_gone("its process", clean=False)
     with pytest.raises(PeerDeadError):
         manager.find("me", WorkerAddress("env", 0))
     manager.register("a new process", _info("env"))
     assert manager.find("me", WorkerAddress("env", 0)).done
+
+
+def test_a_worker_that_left_in_order_or_is_launched_again_is_waited_for() -> None:
+    manager = WorkerManager()
+    manager.register("its process", _info("env"))
+    manager.peer_gone("its process", clean=True)
+    assert not manager.find("me", WorkerAddress("env", 0)).done
+    manager.register("another process", _info("env"))
+    manager.peer_gone("another process", clean=False)
+    manager.expect("driver", "env")
+    assert not manager.find("me", WorkerAddress("env", 0)).done
 
 
 def test_a_group_lists_its_workers_by_rank() -> None:
@@ -78,8 +89,8 @@ def test_a_dead_owner_gives_its_locks_and_its_place_back() -> None:
     manager.acquire("a", "w0", device)
     manager.acquire("b", "w1", device)
     last = manager.acquire("c", "w2", device)
-    manager.peer_gone("b")
-    manager.peer_gone("a")
+    manager.peer_gone("b", clean=False)
+    manager.peer_gone("a", clean=False)
     assert last.done
 
 
@@ -95,7 +106,7 @@ def test_a_port_is_leased_once_until_its_owner_is_gone() -> None:
     assert manager.lease("a", "host", 5000)
     assert not manager.lease("b", "host", 5000)
     assert manager.lease("b", "other host", 5000)
-    manager.peer_gone("a")
+    manager.peer_gone("a", clean=False)
     assert manager.lease("b", "host", 5000)
 
 
@@ -114,7 +125,7 @@ class LockMachine(RuleBasedStateMachine):
 
     @rule(who=st.sampled_from("abcd"))
     def leave(self, who: str) -> None:
-        self.manager.peer_gone(who)
+        self.manager.peer_gone(who, clean=False)
         self.waiting.pop(who, None)
 
     @invariant()

@@ -31,7 +31,9 @@ while True:
 
 
 def _save(manager: CheckpointManager, step: int, content: str = "x") -> Path:
-    return manager.save(step, lambda directory: (directory / "weights").write_text(content) and None, {"env_steps": step})
+    return manager.save(
+        step, lambda directory: (directory / "weights").write_text(content) and None, {"env_steps": step}
+    )
 
 
 def test_the_newest_is_found_by_number_not_by_text(tmp_path: Path) -> None:
@@ -45,7 +47,9 @@ def test_the_newest_is_found_by_number_not_by_text(tmp_path: Path) -> None:
     assert [path.name for path in manager.all()] == ["step_500", "step_2500", "step_0900000"]
 
 
-def test_incomplete_and_damaged_ones_are_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_incomplete_and_damaged_ones_are_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     manager = CheckpointManager(tmp_path)
     good = _save(manager, 1)
     (_save(manager, 2) / "manifest.json").unlink()

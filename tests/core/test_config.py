@@ -143,7 +143,7 @@ def test_case_j1_the_quickstart_refuses_before_any_work(override: str, key: str)
 
 
 def test_a_recipe_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'quickstart.yaml'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'quickstart\.yaml'"):
         load_recipe(QUICKSTART.with_name("quikstart.yaml"))
 
 
@@ -170,7 +170,11 @@ def test_any_plain_data_survive_yaml(tmp_path_factory: pytest.TempPathFactory, d
     assert load_recipe(path) == data
 
 
-@given(st.builds(Inner, gamma=st.floats(0, 1), steps=st.integers(), sizes=st.lists(st.integers()).map(tuple), note=st.text()))
+@given(
+    st.builds(
+        Inner, gamma=st.floats(0, 1), steps=st.integers(), sizes=st.lists(st.integers()).map(tuple), note=st.text()
+    )
+)
 def test_a_configuration_survives_plain_data(config: Inner) -> None:
     assert build(Inner, to_dict(config)) == config
 

@@ -32,7 +32,15 @@ def _report(**changes: object) -> StepReport:
 
 def test_a_line_has_step_speed_return_losses_staleness_and_stages() -> None:
     line = line_of(_report())
-    for part in ("step 3/10", "4096 env steps", "2000/s", "return 12.5", "policy_loss -0.01", "staleness 0.50", "train 0.25 s"):
+    for part in (
+        "step 3/10",
+        "4096 env steps",
+        "2000/s",
+        "return 12.5",
+        "policy_loss -0.01",
+        "staleness 0.50",
+        "train 0.25 s",
+    ):
         assert part in line
 
 

@@ -42,18 +42,19 @@ class Cluster:
     address: overrides `config.address`.
     run_dir, distributed_log_dir: where the job writes; by default runs/<job> and its `logs`. Nothing is made here.
 
-    `Cluster()` without arguments is the cluster that this process has already, if it has one.
+    `Cluster()` without arguments is the newest cluster that this process has, if it has one.
 
     Raises:
         ConfigError: a configuration that cannot be, or that does not fit the nodes.
         ClusterError: no connection, too few nodes, or nodes that do not agree.
     """
 
-    _current: ClassVar[Cluster | None] = None
+    _open: ClassVar[list[Cluster]] = []  # this process's clusters, the newest last
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if not args and not kwargs and isinstance(cls._current, cls):
-            return cls._current
+        newest = cls._open[-1] if cls._open else None
+        if not args and not kwargs and isinstance(newest, cls):
+            return newest
         return super().__new__(cls)
 
     def __init__(
@@ -66,7 +67,7 @@ class Cluster:
         distributed_log_dir: str | Path | None = None,
         run_dir: str | Path | None = None,
     ) -> None:
-        if self is Cluster._current:
+        if self in Cluster._open:
             return
         if config is not None and cluster_cfg is not None:
             raise ConfigError("cluster_cfg", cluster_cfg, "is another name of config; give one of them")
@@ -82,7 +83,7 @@ class Cluster:
             self._ending.close()
             raise
         atexit.register(self.shutdown)
-        Cluster._current = self
+        Cluster._open.append(self)
 
     @classmethod
     def attach(cls, snapshot: ClusterSnapshot) -> Cluster:
@@ -95,7 +96,7 @@ class Cluster:
         cluster.owns_ray = False
         cluster.address = ""
         cluster._adopt(list(snapshot.nodes), dict(snapshot.groups))
-        Cluster._current = cluster
+        Cluster._open.append(cluster)
         return cluster
 
     def snapshot(self) -> ClusterSnapshot:
@@ -107,7 +108,7 @@ class Cluster:
     @classmethod
     def has_initialized(cls) -> bool:
         """Whether this process has a cluster."""
-        return Cluster._current is not None
+        return bool(Cluster._open)
 
     @classmethod
     def find_free_port(cls) -> int:
@@ -179,8 +180,8 @@ class Cluster:
         A callback that raises does not keep the others from running; its error is raised at the end.
         """
         atexit.unregister(self.shutdown)
-        if Cluster._current is self:
-            Cluster._current = None
+        if self in Cluster._open:
+            Cluster._open.remove(self)
         self._ending.close()
 
     def __enter__(self) -> Self:

@@ -117,34 +117,31 @@ class ChannelHost:
         return self._endpoint.address
 
 
-_session: Session | None = None
+_sessions: list[Session] = []  # this process's sessions, the newest last
 _of_cluster: weakref.WeakKeyDictionary[Cluster, Session] = weakref.WeakKeyDictionary()
 _starting = threading.Lock()
 
 
 def current() -> Session:
     """This process's session: its cluster's, or, in a process without a cluster, a job of its own."""
-    if _session is None:
+    if not _sessions:
         with _starting:
-            if _session is None and Cluster.has_initialized():
+            if not _sessions and Cluster.has_initialized():
                 of_cluster(Cluster())
-            elif _session is None:
+            elif not _sessions:
                 enter(_inline_session(Path.cwd() / "runs" / "inline" / "logs"))
-    assert _session is not None
-    return _session
+    return _sessions[-1]
 
 
 def enter(session: Session) -> None:
-    """Make `session` this process's own."""
-    global _session
-    _session = session
+    """Make `session` this process's current one, until it is left."""
+    _sessions.append(session)
 
 
 def leave(session: Session) -> None:
-    """Close `session`; if it is the current one there is none afterwards. Idempotent."""
-    global _session
-    if _session is session:
-        _session = None
+    """Close `session`; the one before it is current again. Idempotent."""
+    if session in _sessions:
+        _sessions.remove(session)
     session.close()
 
 

@@ -40,9 +40,9 @@ def attached(machines: Any, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster in a process that only knows it."""
     made = machines({"GPU": 2}, {})
     snapshot = ClusterSnapshot(ClusterConfig(), tuple(made.nodes), made.groups, "job", tmp_path, tmp_path / "logs")
-    before, Cluster._current = Cluster._current, None
+    before, Cluster._open = Cluster._open, []
     yield Cluster.attach(snapshot)
-    Cluster._current = before
+    Cluster._open = before
 
 
 def test_a_process_finds_the_cluster_that_it_has(attached: Cluster) -> None:

@@ -168,7 +168,9 @@ def test_components_are_placed_as_the_configuration_says(launch, cluster4: Clust
     assert _seen(launch(placement.get_strategy("env"), "env"), "node") == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_each_rank_has_its_log_and_warnings_reach_the_driver(launch, cluster4, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_rank_has_its_log_and_warnings_reach_the_driver(
+    launch, cluster4, caplog: pytest.LogCaptureFixture
+) -> None:
     group = launch(NodePlacementStrategy([0, 3]), "talker")
     group.say().wait(TIMEOUT_S)
     for rank in (0, 1):

@@ -17,8 +17,9 @@ from headrace.core.errors import (
 from headrace.system.comm import context
 from headrace.system.comm.broker import Accept, ChannelState, Deliver, Get, Instruction, Put, Reason, Take
 from headrace.system.comm.context import ChannelRef
-from headrace.system.comm.endpoint import Answer, Endpoint, Request
+from headrace.system.comm.endpoint import Endpoint
 from headrace.system.comm.payload import Payload
+from headrace.system.comm.service import Answer, Request
 from headrace.system.comm.work import AsyncWork
 
 DEFAULT_KEY = "default"

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.system.comm.endpoint import Endpoint, EndpointAddress
+from headrace.system.comm.endpoint import Endpoint
+from headrace.system.comm.service import EndpointAddress
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import hmac
 import itertools
-import logging
 import os
 import selectors
 import socket
@@ -23,80 +21,16 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
-from typing import Any, Protocol
+from concurrent.futures import Future
+from typing import Any
 
 from headrace.core.errors import HeadraceError, PeerDeadError
+from headrace.system.comm.connection import TOKEN_NBYTES, Connection, dial, listen
 from headrace.system.comm.payload import Payload
-from headrace.system.comm.wire import Frame, FrameReader, FrameWriter, Kind, ProtocolError
+from headrace.system.comm.service import Answer, EndpointAddress, Request, Service, resolver
+from headrace.system.comm.wire import Frame, Kind, ProtocolError
 
-_TOKEN_NBYTES = 32
-_KEEPALIVE_S = 10
-_logger = logging.getLogger(__name__)
-_Reply = Callable[[bool, Any, tuple[Payload, ...]], None]
 _live_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointAddress:
-    """Where a process listens. `uid` is unique; `node` says who can use the Unix socket `unix`."""
-
-    uid: str
-    node: str
-    unix: str
-    host: str
-    port: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request returns: a small value and, for data, payloads."""
-
-    value: Any = None
-    payloads: tuple[Payload, ...] = ()
-
-
-@dataclass(slots=True)
-class Request:
-    """A call from `peer` on a service. `answer` and `fail` may come later, from any thread, once."""
-
-    peer: str
-    head: Any
-    payload: Payload | None
-    _reply: _Reply | None
-
-    def answer(self, value: Any = None, payloads: tuple[Payload, ...] = ()) -> None:
-        if self._reply is not None:
-            self._reply(True, value, payloads)
-
-    def fail(self, error: Exception) -> None:
-        if self._reply is not None:
-            self._reply(False, error, ())
-
-
-class Service(Protocol):
-    """Something an endpoint serves. Both run under the endpoint's lock and must not block."""
-
-    def on_request(self, request: Request) -> None: ...
-
-    def on_peer_gone(self, peer: str, clean: bool) -> None: ...
-
-
-class _Connection:
-    """A socket with its reader, its writer and the requests that wait for its peer."""
-
-    def __init__(self, sock: socket.socket, peer: EndpointAddress | None, want_write: Callable[[_Connection], None]):
-        sock.setblocking(False)
-        self.sock = sock
-        self.peer = peer
-        self.reader = FrameReader(sock)
-        self.writer = FrameWriter(sock, lambda: want_write(self))
-        self.waiting: dict[int, Future[Answer]] = {}
-        self.parts: dict[int, list[Payload]] = {}
-        self.token = b"" if peer is None else None
-        self.clean = False
 
 
 class Endpoint:
@@ -104,13 +38,13 @@ class Endpoint:
 
     def __init__(self, *, name: str, node: str = "local", host: str = "127.0.0.1", token: bytes | None = None) -> None:
         self.lock = threading.RLock()
-        self.token = token or os.urandom(_TOKEN_NBYTES)
+        self.token = token or os.urandom(TOKEN_NBYTES)
         uid = uuid.uuid4().hex
-        self._unix, self._tcp = _listen(uid, host)
+        self._unix, self._tcp = listen(uid, host)
         self.address = EndpointAddress(uid, node, f"headrace-{uid}", host, self._tcp.getsockname()[1], name)
         self._services: dict[str, Service] = {}
-        self._connections: dict[str, _Connection] = {}
-        self._all: set[_Connection] = set()
+        self._connections: dict[str, Connection] = {}
+        self._all: set[Connection] = set()
         self._gone: dict[str, bool] = {}
         self._asked_myself: set[Future[Answer]] = set()
         self._tickets = itertools.count(1)
@@ -195,7 +129,7 @@ class Endpoint:
             connections = list(self._all)
             asked_myself = list(self._asked_myself)
         for future in asked_myself:
-            _resolver(future)(False, _left_the_job(), ())
+            resolver(future)(False, _left_the_job(), ())
         for connection in connections:
             with contextlib.suppress(ConnectionError):
                 connection.writer.send(Frame(Kind.GOODBYE, None), block=False)
@@ -210,7 +144,7 @@ class Endpoint:
                 return
             self._asked_myself.add(future)
         future.add_done_callback(self._asked_myself.discard)
-        self._dispatch(service, Request(self.address.uid, head, payload, _resolver(future)))
+        self._dispatch(service, Request(self.address.uid, head, payload, resolver(future)))
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -224,14 +158,14 @@ class Endpoint:
         except ConnectionError:
             raise _peer_dead(to) from None
 
-    def _connect(self, to: EndpointAddress) -> _Connection:
+    def _connect(self, to: EndpointAddress) -> Connection:
         known = self._connections.get(to.uid)
         if known is not None:
             return known
         if to.uid in self._gone:
             raise _peer_dead(to)
         try:
-            sock = _dial(to, same_node=to.node == self.address.node)
+            sock = dial(to, same_node=to.node == self.address.node)
             sock.sendall(self.token)
         except OSError as failure:
             raise PeerDeadError(f"{to.name} cannot be reached: {failure}") from failure
@@ -242,24 +176,24 @@ class Endpoint:
                 if winner is None:
                     raise _left_the_job()
                 return winner
-            connection = _Connection(sock, to, self._want_write)
+            connection = Connection(sock, to, self._want_write)
             connection.writer.send(Frame(Kind.HELLO, self.address), block=False)
             self._connections[to.uid] = connection
             self._adopt(connection)
             return connection
 
-    def _adopt(self, connection: _Connection) -> None:
+    def _adopt(self, connection: Connection) -> None:
         self._all.add(connection)
         self._do_soon(lambda: self._register(connection))
 
-    def _register(self, connection: _Connection) -> None:
+    def _register(self, connection: Connection) -> None:
         if connection in self._all:
             self._selector.register(connection.sock, selectors.EVENT_READ, connection)
 
-    def _want_write(self, connection: _Connection) -> None:
+    def _want_write(self, connection: Connection) -> None:
         self._do_soon(lambda: self._watch_writes(connection, on=True))
 
-    def _watch_writes(self, connection: _Connection, *, on: bool) -> None:
+    def _watch_writes(self, connection: Connection, *, on: bool) -> None:
         if connection in self._all:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if on else 0)
             self._selector.modify(connection.sock, events, connection)
@@ -305,16 +239,16 @@ class Endpoint:
             with contextlib.suppress(BlockingIOError):
                 sock, _ = key.data.accept()
                 with self.lock:
-                    self._adopt(_Connection(sock, None, self._want_write))
+                    self._adopt(Connection(sock, None, self._want_write))
         else:
             if events & selectors.EVENT_WRITE and key.data.writer.on_writable():
                 self._watch_writes(key.data, on=False)
             if events & selectors.EVENT_READ:
                 self._on_readable(key.data)
 
-    def _on_readable(self, connection: _Connection) -> None:
+    def _on_readable(self, connection: Connection) -> None:
         try:
-            if connection.token is not None and not self._authenticate(connection):
+            if not connection.is_trusted(self.token):
                 return
             frames = connection.reader.read()
         except (OSError, ProtocolError):
@@ -325,31 +259,14 @@ class Endpoint:
         for frame in frames:
             self._on_frame(connection, frame)
 
-    def _authenticate(self, connection: _Connection) -> bool:
-        """Read the job's token before any byte of the peer is interpreted."""
-        assert connection.token is not None
-        try:
-            more = connection.sock.recv(_TOKEN_NBYTES - len(connection.token))
-        except BlockingIOError:
-            return False
-        connection.token += more
-        if not more or (
-            len(connection.token) == _TOKEN_NBYTES and not hmac.compare_digest(connection.token, self.token)
-        ):
-            raise ProtocolError("a stranger knocked")
-        if len(connection.token) < _TOKEN_NBYTES:
-            return False
-        connection.token = None
-        return True
-
-    def _on_frame(self, connection: _Connection, frame: Frame) -> None:
+    def _on_frame(self, connection: Connection, frame: Frame) -> None:
         if frame.kind is Kind.REPLY:
             ticket, ok, value = frame.head
             with self.lock:
                 future = connection.waiting.pop(ticket, None)
             if future is not None:
                 last = () if frame.payload is None else (frame.payload,)
-                _resolver(future)(ok, value, (*connection.parts.pop(ticket, ()), *last))
+                resolver(future)(ok, value, (*connection.parts.pop(ticket, ()), *last))
         elif frame.kind is Kind.PART:
             assert frame.payload is not None
             connection.parts.setdefault(frame.head, []).append(frame.payload)
@@ -367,7 +284,7 @@ class Endpoint:
                 self._dispatch(service, Request(peer, head, frame.payload, None))
             else:
                 ticket, service, head = frame.head
-                self._dispatch(service, Request(peer, head, frame.payload, _replier(connection, ticket)))
+                self._dispatch(service, Request(peer, head, frame.payload, connection.replier(ticket)))
 
     def _dispatch(self, service: str, request: Request) -> None:
         with self.lock:
@@ -380,7 +297,7 @@ class Endpoint:
             except HeadraceError as refused:
                 request.fail(refused)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         with self.lock:
             if connection not in self._all:
                 return
@@ -396,7 +313,7 @@ class Endpoint:
         connection.sock.close()
         for future in waiting.values():
             assert peer is not None
-            _resolver(future)(False, _peer_dead(peer), ())
+            resolver(future)(False, _peer_dead(peer), ())
         if peer is not None:
             self._announce_gone(peer.uid, connection.clean)
 
@@ -432,60 +349,12 @@ class Endpoint:
         self._close_descriptors()
 
 
-def _resolver(future: Future[Answer]) -> _Reply:
-    def resolve(ok: bool, value: Any, payloads: tuple[Payload, ...]) -> None:
-        with contextlib.suppress(InvalidStateError):  # cancelled by its owner: nobody waits any more
-            if ok:
-                future.set_result(Answer(value, payloads))
-            else:
-                future.set_exception(value)
-
-    return resolve
-
-
-def _replier(connection: _Connection, ticket: int) -> _Reply:
-    def reply(ok: bool, value: Any, payloads: tuple[Payload, ...]) -> None:
-        with contextlib.suppress(ConnectionError):  # the caller is gone, and so is its interest
-            for part in payloads[:-1]:
-                connection.writer.send(Frame(Kind.PART, ticket, part), block=False)
-            last = payloads[-1] if payloads else None
-            connection.writer.send(Frame(Kind.REPLY, (ticket, ok, value), last), block=False)
-
-    return reply
-
-
 def _left_the_job() -> PeerDeadError:
     return PeerDeadError("this process has left the job")
 
 
 def _peer_dead(peer: EndpointAddress) -> PeerDeadError:
     return PeerDeadError(f"{peer.name} is gone")
-
-
-def _listen(uid: str, host: str) -> tuple[socket.socket, socket.socket]:
-    # Abstract names live in the kernel, not in a directory: no file is left when a process dies.
-    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    unix.bind(f"\0headrace-{uid}")
-    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    tcp.bind((host, 0))
-    for listener in (unix, tcp):
-        listener.listen(1024)
-        listener.setblocking(False)
-    return unix, tcp
-
-
-def _dial(to: EndpointAddress, *, same_node: bool) -> socket.socket:
-    if same_node:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(f"\0{to.unix}")
-        return sock
-    sock = socket.create_connection((to.host, to.port), timeout=_KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2 * _KEEPALIVE_S * 1000)
-    return sock
 
 
 def _abandon_all_in_child() -> None:

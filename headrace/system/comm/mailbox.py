@@ -8,8 +8,9 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from headrace.core.errors import PeerDeadError
-from headrace.system.comm.endpoint import Endpoint, Request
+from headrace.system.comm.endpoint import Endpoint
 from headrace.system.comm.payload import Payload
+from headrace.system.comm.service import Request
 
 Source = tuple[str, Hashable]  # the sender's name, and the stream that keeps p2p and broadcasts apart
 

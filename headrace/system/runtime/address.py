@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import total_ordering
 
-from headrace.system.comm.endpoint import EndpointAddress
+from headrace.system.comm.service import EndpointAddress
 
 
 @total_ordering

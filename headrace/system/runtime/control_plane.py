@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from headrace.core.errors import HeadraceError, WaitTimeoutError
-from headrace.system.comm.endpoint import Endpoint, EndpointAddress, Request
+from headrace.system.comm.endpoint import Endpoint
+from headrace.system.comm.service import EndpointAddress, Request
 from headrace.system.runtime.managers import (
     CollectiveManager,
     DeviceLockManager,

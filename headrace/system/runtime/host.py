@@ -20,7 +20,8 @@ import cloudpickle
 from headrace.core import tree
 from headrace.system.cluster.accelerator import Device
 from headrace.system.cluster.cluster import Cluster, ClusterSnapshot
-from headrace.system.comm.endpoint import Endpoint, EndpointAddress
+from headrace.system.comm.endpoint import Endpoint
+from headrace.system.comm.service import EndpointAddress
 from headrace.system.runtime import session as sessions
 from headrace.system.runtime.address import WorkerAddress, WorkerInfo
 from headrace.system.runtime.handle import Failure, Outcome

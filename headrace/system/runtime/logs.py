@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import HeadraceError
-from headrace.system.comm.endpoint import Endpoint, EndpointAddress, Request
+from headrace.system.comm.endpoint import Endpoint
+from headrace.system.comm.service import EndpointAddress, Request
 
 LOG_SERVICE = "log"
 LOG_MAX_NBYTES = 16 * 1024 * 1024

@@ -15,7 +15,8 @@ from headrace.core.errors import ClusterError, ConfigError, PeerDeadError
 from headrace.system.cluster.cluster import Cluster
 from headrace.system.comm.channel import ChannelService
 from headrace.system.comm.context import ChannelRef
-from headrace.system.comm.endpoint import Endpoint, EndpointAddress
+from headrace.system.comm.endpoint import Endpoint
+from headrace.system.comm.service import EndpointAddress
 from headrace.system.runtime.address import WorkerAddress, WorkerInfo
 from headrace.system.runtime.control_plane import ACTOR_NAME, SERVICE, ControlPlane, ManagersClient, ManagersService
 from headrace.system.runtime.logs import LOG_SERVICE, DriverLogService

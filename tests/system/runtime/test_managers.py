@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headrace.core.errors import HeadraceError, PeerDeadError
-from headrace.system.comm.endpoint import EndpointAddress
+from headrace.system.comm.service import EndpointAddress
 from headrace.system.runtime.address import WorkerAddress, WorkerInfo
 from headrace.system.runtime.managers import DeviceLockManager, PortLockManager, WorkerManager
 

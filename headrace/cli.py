@@ -83,10 +83,11 @@ def probe(
 def _faults_are_answers() -> Iterator[None]:
     """A user's fault is printed, not traced; an interrupt ends everything first. Exit codes are true."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, _interrupt)
+    before = {signum: signal.signal(signum, _interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
     except HeadraceError as fault:
         err.print(f"[bold red]{type(fault).__name__}[/]: ", end="")
         err.print(str(fault), markup=False)

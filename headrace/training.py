@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.core.checkpoint import CHECKPOINTS_DIR, CheckpointManager
 from headrace.core.config import build, load_recipe
 from headrace.core.errors import ConfigError
 from headrace.runners.config import EmbodiedRecipe
@@ -16,7 +17,6 @@ from headrace.telemetry.console import Console
 from headrace.telemetry.report import learning_curve
 
 RUNS_DIR = Path("runs")
-CHECKPOINTS_DIR = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,12 @@ def train(recipe_path: str | Path, overrides: Sequence[str] = ()) -> TrainOutcom
     """Train by a recipe file, `key=value` overrides applied.
 
     Raises:
-        ConfigError: the recipe is wrong; before any work starts.
+        ConfigError, CheckpointError: the recipe, or what it resumes, is wrong; before any work starts.
         HeadraceError: the run failed; nothing is left running.
     """
     recipe = build(EmbodiedRecipe, load_recipe(Path(recipe_path), overrides))
+    if recipe.runner.resume_dir is not None:
+        CheckpointManager.resolve(recipe.runner.resume_dir)  # a wrong one is refused before anything is made
     run_dir = _run_dir(recipe, Path(recipe_path).stem)
     console = Console()
     with launched(recipe, run_dir, console) as runner:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from headrace.core.checkpoint import CheckpointManager
+from headrace.core.checkpoint import CHECKPOINTS_DIR, CheckpointManager
 from headrace.core.config import save_yaml
 from headrace.learning.data.trajectory import EpisodeRecord
 from headrace.runners.config import EmbodiedRecipe
@@ -69,7 +69,7 @@ class EmbodiedRunner(abc.ABC):
         self.metric_channel = Channel.create("metrics")
         self.eval_env_channel = Channel.create("eval_env")
         self.eval_rollout_channel = Channel.create("eval_rollout")
-        self.checkpoints = CheckpointManager(run_dir / "checkpoints", keep=self.config.keep_checkpoints)
+        self.checkpoints = CheckpointManager(run_dir / CHECKPOINTS_DIR, keep=self.config.keep_checkpoints)
         self.timer = StageTimer()
         self.metrics: MetricLogger | None = None
         self.global_step = 0

@@ -87,10 +87,16 @@ class CheckpointError(HeadraceError):
     """A checkpoint that cannot be read, or that does not fit what is being restored."""
 
 
+_MAX_NAMES = 25
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A remedy that names the nearest valid name: "did you mean 'gamma'?", or the list of valid names."""
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
-    return f"valid names: {', '.join(names)}"
+    if not names:
+        return "there are none"
+    more = f", and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"valid names: {', '.join(names[:_MAX_NAMES])}{more}"

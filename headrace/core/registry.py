@@ -42,7 +42,7 @@ class Registry(Generic[T]):
         if ":" in name:
             return self._imported(name, key or self.kind)
         if name not in self._entries:
-            raise ConfigError(key or self.kind, name, f"no such {self.kind}: {nearest(name, self._entries)}")
+            raise ConfigError(key or self.kind, name, f"no such {self.kind}; {nearest(name, self._entries)}")
         return self._entries[name]
 
     def names(self) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.core.errors import ConfigError
+from headrace.learning.envs.make import check_id
 from headrace.runners.async_runner import AsyncRunner
 from headrace.runners.config import EmbodiedRecipe
 from headrace.runners.embodied import EmbodiedRunner, Groups
@@ -31,6 +32,7 @@ def launched(recipe: EmbodiedRecipe, run_dir: Path, console: Console) -> Iterato
         ConfigError, ResourceError, ClusterError: the recipe does not fit the cluster; nothing is left running.
     """
     begun = time.monotonic()
+    check_id(recipe.env.id)
     with contextlib.ExitStack() as stack:
         if recipe.cluster is None:
             stack.enter_context(session.inline(run_dir / "logs"))

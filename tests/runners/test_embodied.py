@@ -27,6 +27,22 @@ BASE = {
 }
 
 
+FAILING_ENV = """
+import gymnasium as gym
+
+class Failing(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.count = 0
+
+    def step(self, action):
+        self.count += 1
+        if self.count > 20:
+            raise RuntimeError("the joint is broken")
+        return self.env.step(action)
+"""
+
+
 def _recipe(**sections: dict) -> EmbodiedRecipe:
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
     for section, changes in sections.items():
@@ -157,38 +173,32 @@ class _Fake:
 
 
 def test_an_environment_that_fails_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    recipe = _recipe(env={"id": "no.such.module:Env"})
+    recipe = _recipe(env={"id": "InvertedPendulum-v5", "env_kwargs": {"no_such": 1}})
     with pytest.raises(WorkerError, match="env rank 0"):
         _run(recipe, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "says"),
+    [("InvertedPendulm-v5", "did you mean 'InvertedPendulum-v5'"), ("no.such.module:Env", "no module")],
+)
+def test_an_environment_that_does_not_exist_is_refused_before_anything_starts(
+    tmp_path: Path, env_id: str, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        _run(_recipe(env={"id": env_id}), tmp_path)
+    assert refused.value.key == "env.id"
+    assert not (tmp_path / "logs").exists()
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_failure_in_the_middle_ends_the_run(tmp_path: Path, mode: str) -> None:
-    recipe = _recipe(env={"id": "tests_toy:Failing"}, runner={"mode": mode, "max_steps": 50})
-    import sys
-    import types
-
-    import gymnasium as gym
-
-    class Failing(gym.Wrapper):
-        def __init__(self) -> None:
-            super().__init__(gym.make("CartPole-v1"))
-            self.count = 0
-
-        def step(self, action):
-            self.count += 1
-            if self.count > 20:
-                raise RuntimeError("the joint is broken")
-            return self.env.step(action)
-
-    module = types.ModuleType("tests_toy")
-    module.Failing = Failing
-    sys.modules["tests_toy"] = module
-    try:
-        with pytest.raises(WorkerError, match="the joint is broken"):
-            _run(recipe, tmp_path)
-    finally:
-        del sys.modules["tests_toy"]
+def test_a_failure_in_the_middle_ends_the_run(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_env.py").write_text(FAILING_ENV)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = _recipe(env={"id": "failing_env:Failing"}, runner={"mode": mode, "max_steps": 50})
+    with pytest.raises(WorkerError, match="the joint is broken"):
+        _run(recipe, tmp_path / "run")
+    assert "the joint is broken" in (tmp_path / "run" / "logs" / "env" / "rank_0.log").read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 from typing import Any
 
 import gymnasium as gym
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, nearest
 from headrace.core.registry import Registry
 from headrace.learning.envs.base import VectorEnv
 from headrace.learning.envs.config import EnvConfig
@@ -55,6 +56,18 @@ def make_sync(config: EnvConfig, seeds: list[int], first_index: int) -> SyncVect
         max_faults=config.max_faults,
         first_index=first_index,
     )
+
+
+def check_id(env_id: str) -> None:
+    """Raises ConfigError naming `env.id` and the nearest name, where no such environment can be made."""
+    module, colon, _ = env_id.partition(":")
+    if colon:
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            raise ConfigError("env.id", env_id, f"there is no module '{module}' to import it from")
+    elif env_id not in ENVIRONMENTS and not _is_gymnasium(env_id):
+        raise ConfigError(
+            "env.id", env_id, f"no such environment; {nearest(env_id, [*gym.registry, *ENVIRONMENTS.names()])}"
+        )
 
 
 def make_env(config: EnvConfig) -> gym.Env:

@@ -15,7 +15,8 @@ from headrace.system.cluster.node import NodeGroupInfo, NodeInfo
 
 def describe(cluster: Cluster) -> RenderableType:
     """Nodes, node groups and devices of a cluster, something that `rich` can print."""
-    tables: list[RenderableType] = [node_table(cluster.nodes), group_table(cluster.node_groups)]
+    nodes = cluster.nodes
+    tables: list[RenderableType] = [node_table(nodes), software_table(nodes), group_table(cluster.node_groups)]
     variables = [node for node in cluster.nodes if node.env_vars]
     if variables:
         tables.append(variable_table(variables))
@@ -23,9 +24,8 @@ def describe(cluster: Cluster) -> RenderableType:
 
 
 def node_table(nodes: Iterable[NodeInfo]) -> Table:
-    """One row a node: what it is and which versions it runs."""
-    table = _table("Nodes", "rank", "address", "cores", "memory", "devices", "CPU slots", "Ray", "Python", "headrace")
-    table.add_column("interpreter", overflow="fold")
+    """One row a node: what it is."""
+    table = _table("Nodes", "rank", "address", "cores", "memory", "devices", "CPU slots")
     for node in nodes:
         table.add_row(
             f"{node.node_rank}{' (head)' if node.is_head else ''}",
@@ -34,11 +34,17 @@ def node_table(nodes: Iterable[NodeInfo]) -> Table:
             _size(node.memory_bytes),
             _count(node.devices),
             f"{len(node.cpu_slots)} x {_size(node.cpu_slots[0].memory_bytes)}" if node.cpu_slots else "none",
-            node.ray_version,
-            node.python_version,
-            node.headrace_version,
-            node.python_interpreter_path,
         )
+    return table
+
+
+def software_table(nodes: Iterable[NodeInfo]) -> Table:
+    """One row a node: which versions it runs."""
+    table = _table("Software", "rank", "Ray", "Python", "headrace")
+    table.add_column("interpreter", overflow="fold")
+    for node in nodes:
+        versions = (node.ray_version, node.python_version, node.headrace_version)
+        table.add_row(str(node.node_rank), *versions, node.python_interpreter_path)
     return table
 
 

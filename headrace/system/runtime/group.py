@@ -50,7 +50,7 @@ class _InlineRank:
     """A host in this process, on threads of its own."""
 
     def __init__(self, seat: Seat, max_concurrency: int) -> None:
-        self._host = WorkerHost()
+        self._host = WorkerHost(Path(seat.info.log_path))
         self._seat = seat
         name = seat.info.address.get_name()
         self._in_order = ThreadPoolExecutor(max_concurrency, thread_name_prefix=f"headrace-{name}")

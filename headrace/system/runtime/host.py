@@ -94,9 +94,13 @@ class Boarding:
 
 
 class WorkerHost:
-    """Holds one worker. Never raises: what a call does, good or bad, is its outcome."""
+    """Holds one worker. Never raises: what a call does, good or bad, is its outcome.
 
-    def __init__(self) -> None:
+    log: where tracebacks are written, beside what the worker itself writes there.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
         self._worker: Any = None
         self._ready = threading.Event()
         self._start_failure: Failure | None = None
@@ -135,7 +139,10 @@ class WorkerHost:
         try:
             value = act()
         except (Exception, SystemExit, KeyboardInterrupt) as raised:  # noqa: BLE001  # the one place where all ends up
-            return Outcome(None, _failure(raised), time.perf_counter() - start)
+            failure = _failure(raised)
+            with self._log.open("a") as log:
+                log.write(failure.traceback)
+            return Outcome(None, failure, time.perf_counter() - start)
         return Outcome(value, None, time.perf_counter() - start)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
@@ -150,8 +157,8 @@ class RemoteHost(WorkerHost):
     """A host in a process of its own: the Ray actor behind one rank."""
 
     def __init__(self, boarding: Boarding) -> None:
-        super().__init__()
         path = log_path(Path(boarding.log_dir), boarding.group, boarding.rank)
+        super().__init__(path)
         OutputFile(path).take_over()
         os.environ.update(boarding.env_vars)
         if boarding.cores:
@@ -190,7 +197,6 @@ async def _awaited(awaitable: Any) -> Any:
 def _failure(raised: BaseException) -> Failure:
     summary = f"{type(raised).__name__}: {raised}"
     text = "".join(traceback.format_exception(raised))
-    print(text, file=sys.stderr, flush=True)  # noqa: T201  # the worker's log keeps what the driver is told
     try:
         pickle.loads(cloudpickle.dumps(raised))
     except Exception:  # noqa: BLE001  # an exception of any kind may refuse to travel, in any way

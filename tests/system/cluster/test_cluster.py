@@ -283,6 +283,8 @@ PRELUDE = """
 import json, os, signal, sys
 from headrace.system.cluster.cluster import Cluster
 from headrace.system.cluster.config import ClusterConfig
+# A shell that runs in the background has its children ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 ADDRESS = {address!r}
 def say(**what):
     print(json.dumps(what), flush=True)

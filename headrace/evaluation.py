@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from headrace.learning.connectors.action import ActionMapping
 from headrace.learning.envs.base import VectorEnv
 from headrace.learning.envs.chunks import step_chunk
 from headrace.learning.envs.make import make_vector_env
+from headrace.learning.envs.play import Act, play_episodes
 from headrace.learning.models.mlp_module import build_module
 from headrace.learning.models.rl_module import RLModule
 from headrace.runners.config import EmbodiedRecipe
@@ -76,21 +76,9 @@ class Player:
     def evaluate(self, num_episodes: int, seed: int | None = None) -> Evaluation:
         """Play `num_episodes` episodes."""
         env = make_vector_env(self.recipe.env, num_envs=min(num_episodes, self.recipe.env.num_envs), seed=seed)
-        quota = np.array([len(range(i, num_episodes, env.num_envs)) for i in range(env.num_envs)])
-        returns: list[float] = []
-        lengths: list[int] = []
-        act = self._actor(env)
-        obs = env.reset()
-        while quota.any():
-            chunk = step_chunk(env, act(obs))
-            obs = chunk.obs
-            for record in chunk.episodes:
-                if quota[record.env_index]:
-                    quota[record.env_index] -= 1
-                    returns.append(record.episode_return)
-                    lengths.append(record.length)
+        records = play_episodes(env, self._actor(env), num_episodes)
         env.close()
-        return Evaluation(tuple(returns), tuple(lengths))
+        return Evaluation(tuple(r.episode_return for r in records), tuple(r.length for r in records))
 
     def record(self, path: Path, *, max_frames: int = 600) -> Path:
         """Write a video (mp4) of one episode, at most `max_frames` decisions long.
@@ -119,7 +107,7 @@ class Player:
         env.close()
         return path
 
-    def _actor(self, env: VectorEnv) -> Callable[[np.ndarray], np.ndarray]:
+    def _actor(self, env: VectorEnv) -> Act:
         mapping = ActionMapping(env.action_space, self.recipe.env.action_mode)
         chunked = self.recipe.rollout.num_action_chunks > 1
 

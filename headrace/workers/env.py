@@ -15,6 +15,7 @@ from headrace.learning.envs.base import VectorEnv
 from headrace.learning.envs.chunks import step_chunk
 from headrace.learning.envs.config import EnvConfig
 from headrace.learning.envs.make import make_vector_env
+from headrace.learning.envs.play import play_episodes
 from headrace.system import Channel, Worker, concurrent
 from headrace.workers.config import RolloutConfig
 from headrace.workers.messages import Actions, EndOfStream, Observations, Spaces
@@ -97,10 +98,7 @@ class EnvWorker(Worker):
 
     @concurrent
     def evaluate(self, input_channel: Channel, output_channel: Channel, num_episodes: int) -> list[EpisodeRecord]:
-        """Play episodes in environments of their own; `num_episodes` in all ranks together. Training is untouched.
-
-        Every environment plays its share: taking whichever finish first would favour short episodes.
-        """
+        """Play episodes in environments of their own; `num_episodes` in all ranks together. Training is untouched."""
         share = len(range(self.rank, num_episodes, self.world_size))
         records: list[EpisodeRecord] = []
         if share:
@@ -158,21 +156,12 @@ class EnvWorker(Worker):
         num_envs = min(share, self._config.num_envs)
         seed = None if self._seed is None else self._seed + _EVAL_SEED_OFFSET
         env = make_vector_env(self._config, num_envs=num_envs, seed=seed, rank=self.rank, num_ranks=self.world_size)
-        quota = np.array([len(range(i, share, num_envs)) for i in range(num_envs)])
-        records: list[EpisodeRecord] = []
         try:
-            obs = env.reset()
-            while quota.any():
-                answer = self._ask(obs, input_channel, output_channel)
-                chunk = step_chunk(env, self._chunked(answer.actions))
-                obs = chunk.obs
-                for record in chunk.episodes:
-                    if quota[record.env_index]:
-                        quota[record.env_index] -= 1
-                        records.append(record)
+            return play_episodes(
+                env, lambda obs: self._chunked(self._ask(obs, input_channel, output_channel).actions), share
+            )
         finally:
             env.close()
-        return records
 
     def _ask(self, obs: np.ndarray, input_channel: Channel, output_channel: Channel) -> Actions:
         with self.worker_timer("wait_actions"):

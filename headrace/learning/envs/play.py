@@ -1,0 +1,32 @@
+"""Playing whole episodes with a fixed policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from headrace.learning.data.trajectory import EpisodeRecord
+from headrace.learning.envs.base import VectorEnv
+from headrace.learning.envs.chunks import step_chunk
+
+Act = Callable[[np.ndarray], np.ndarray]
+"""obs [B, *obs] -> actions [B, K, *act], as the environment understands them."""
+
+
+def play_episodes(env: VectorEnv, act: Act, num_episodes: int) -> list[EpisodeRecord]:
+    """The first `num_episodes` episodes, shared out to the environments beforehand, in the order in which they end.
+
+    Taking whichever finish first would favour short episodes.
+    """
+    quota = np.array([len(range(index, num_episodes, env.num_envs)) for index in range(env.num_envs)])
+    records: list[EpisodeRecord] = []
+    obs = env.reset()
+    while quota.any():
+        chunk = step_chunk(env, act(obs))
+        obs = chunk.obs
+        for record in chunk.episodes:
+            if quota[record.env_index]:
+                quota[record.env_index] -= 1
+                records.append(record)
+    return records

@@ -25,8 +25,8 @@ from headrace.learning.models.rl_module import RLModule
 from headrace.runners.config import EmbodiedRecipe
 
 VIDEO_FPS = 30
-GL_REMEDY = "no software GL was found; `apt-get install libosmesa6` brings one, then run `headrace eval` again"
-_GL_BACKENDS = ("osmesa", "egl")
+GL_REMEDY = "no software GL was found: `apt-get install libegl1 libgl1-mesa-dri` brings one"
+GL_BACKENDS = ("egl", "osmesa")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Player:
 
 def record_video(checkpoint: Path, path: Path, *, timeout_s: float = 120.0) -> Path | None:
     """Record in a process of its own (a broken GL may take its process down); None where nothing can be drawn."""
-    for backend in _GL_BACKENDS:
+    for backend in GL_BACKENDS:
         command = [sys.executable, "-m", "headrace.evaluation", str(checkpoint), str(path)]
         environment = {**os.environ, "MUJOCO_GL": backend, "OMP_NUM_THREADS": "1"}
         try:

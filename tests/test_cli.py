@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from headrace import evaluation
 from headrace.cli import app
-from headrace.evaluation import Player
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
 SMALL = ["cluster=null", "rollout.fragment_length=8", "env.num_envs=2", "runner.max_steps=2", "runner.video=false"]
@@ -40,10 +40,19 @@ def test_eval_plays_a_run(run_dir: Path) -> None:
 
 
 def test_a_player_acts_as_the_checkpoint_says(run_dir: Path) -> None:
-    player = Player.load(run_dir)
+    player = evaluation.Player.load(run_dir)
     result = player.evaluate(2, seed=0)
     assert len(result.returns) == len(result.lengths) == 2
     assert result.mean_return == pytest.approx(sum(result.returns) / 2)
+
+
+@pytest.mark.slow
+def test_without_a_gl_the_video_is_left_out(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "GL_BACKENDS", ("no-such-gl",))
+    assert evaluation.record_video(run_dir, tmp_path / "video.mp4") is None
+    result = CliRunner().invoke(app, ["eval", str(run_dir), "--episodes", "1", "--video", str(tmp_path / "video.mp4")])
+    assert result.exit_code == 0
+    assert f"no video: {evaluation.GL_REMEDY}" in result.output
 
 
 @pytest.mark.parametrize(

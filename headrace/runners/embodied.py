@@ -8,7 +8,7 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.core.checkpoint import CHECKPOINTS_DIR, CheckpointManager
 from headrace.core.config import save_yaml
@@ -18,9 +18,11 @@ from headrace.system import Channel, Handle, WorkerGroup
 from headrace.telemetry.console import Console, StepReport
 from headrace.telemetry.metrics import MetricLogger
 from headrace.telemetry.tracing import StageTimer
-from headrace.workers.env import EnvWorker
-from headrace.workers.learner import LearnerWorker
-from headrace.workers.rollout import RolloutWorker
+
+if TYPE_CHECKING:
+    from headrace.workers.env import EnvWorker
+    from headrace.workers.learner import LearnerWorker
+    from headrace.workers.rollout import RolloutWorker
 
 _logger = logging.getLogger(__name__)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.core.errors import ConfigError
 from headrace.learning.envs.make import check_id
@@ -16,9 +19,11 @@ from headrace.runners.sync_runner import SyncRunner
 from headrace.system import Cluster, ComponentPlacement, PlacementStrategy
 from headrace.system.runtime import session
 from headrace.telemetry.console import Console
-from headrace.workers.env import EnvWorker
-from headrace.workers.learner import LearnerWorker
-from headrace.workers.rollout import RolloutWorker
+
+if TYPE_CHECKING:
+    from headrace.workers.env import EnvWorker
+    from headrace.workers.learner import LearnerWorker
+    from headrace.workers.rollout import RolloutWorker
 
 RUNNERS: dict[str, type[EmbodiedRunner]] = {"sync": SyncRunner, "async": AsyncRunner}
 LEARNER_GROUP, ROLLOUT_GROUP, ENV_GROUP = "learner", "rollout", "env"
@@ -34,6 +39,7 @@ def launched(recipe: EmbodiedRecipe, run_dir: Path, console: Console) -> Iterato
     begun = time.monotonic()
     check_id(recipe.env.id)
     with contextlib.ExitStack() as stack:
+        roles = stack.enter_context(ThreadPoolExecutor(1)).submit(_import_roles)
         if recipe.cluster is None:
             stack.enter_context(session.inline(run_dir / "logs"))
             cluster, strategies = None, {}
@@ -45,24 +51,46 @@ def launched(recipe: EmbodiedRecipe, run_dir: Path, console: Console) -> Iterato
             sizes = {name: placement.get_world_size(name) for name in placement.components}
         _check_sizes(recipe, sizes)
         cluster_s = time.monotonic() - begun
-        groups = _launch(recipe, cluster, strategies, sizes)
+        groups = _launch(recipe, roles.result(), cluster, strategies, sizes)
         runner = RUNNERS[recipe.runner.mode](recipe, groups, run_dir, console, cluster_s=cluster_s)
         stack.callback(runner.close)
         runner.init_workers()
         yield runner
 
 
+@dataclass(frozen=True)
+class _Roles:
+    """The worker classes."""
+
+    env: type[EnvWorker]
+    rollout: type[RolloutWorker]
+    learner: type[LearnerWorker]
+
+
+def _import_roles() -> _Roles:
+    """Import the worker classes here and not above: torch takes seconds, which pass while Ray starts."""
+    from headrace.workers.env import EnvWorker
+    from headrace.workers.learner import LearnerWorker
+    from headrace.workers.rollout import RolloutWorker
+
+    return _Roles(EnvWorker, RolloutWorker, LearnerWorker)
+
+
 def _launch(
-    recipe: EmbodiedRecipe, cluster: Cluster | None, strategies: dict[str, PlacementStrategy], sizes: dict[str, int]
+    recipe: EmbodiedRecipe,
+    roles: _Roles,
+    cluster: Cluster | None,
+    strategies: dict[str, PlacementStrategy],
+    sizes: dict[str, int],
 ) -> Groups:
-    env = EnvWorker.create_group(
+    env = roles.env.create_group(
         recipe.env,
         recipe.rollout,
         num_rollout_ranks=sizes[ROLLOUT_GROUP],
         num_learner_ranks=sizes[LEARNER_GROUP],
         seed=recipe.seed,
     )
-    rollout = RolloutWorker.create_group(
+    rollout = roles.rollout.create_group(
         recipe.model,
         recipe.rollout,
         num_env_ranks=sizes[ENV_GROUP],
@@ -71,7 +99,7 @@ def _launch(
         lockstep=recipe.runner.mode == "sync",
         seed=recipe.seed,
     )
-    learner = LearnerWorker.create_group(
+    learner = roles.learner.create_group(
         recipe.model,
         recipe.algorithm,
         recipe.rollout,

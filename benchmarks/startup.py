@@ -65,6 +65,7 @@ def main() -> None:
         "first training step / floors",
         [f / (r + i) for f, r, i in zip(first, ray_floor, import_floor, strict=True)],
         "×",
+        bar=1.5,
         note="floors: Ray with one empty actor, plus importing torch, ray and gymnasium once",
     )
     benchmark.add_median("`headrace train` to first training step", first, "s")

@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import logging
 import os
+import resource
 import selectors
 import socket
 import threading
@@ -30,6 +32,7 @@ from headrace.system.comm.payload import Payload
 from headrace.system.comm.service import Answer, EndpointAddress, Request, Service, resolver
 from headrace.system.comm.wire import Frame, Kind, ProtocolError
 
+_logger = logging.getLogger(__name__)
 _live_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
@@ -37,6 +40,7 @@ class Endpoint:
     """See the module's docstring. `node` is the node's identity, `host` the address peers on other nodes use."""
 
     def __init__(self, *, name: str, node: str = "local", host: str = "127.0.0.1", token: bytes | None = None) -> None:
+        _allow_many_descriptors()
         self.lock = threading.RLock()
         self.token = token or os.urandom(TOKEN_NBYTES)
         uid = uuid.uuid4().hex
@@ -251,7 +255,10 @@ class Endpoint:
             if not connection.is_trusted(self.token):
                 return
             frames = connection.reader.read()
-        except (OSError, ProtocolError):
+        except ProtocolError as misunderstanding:
+            _logger.error("%s: dropping a connection: %s", self.address.name, misunderstanding)
+            frames = None
+        except OSError:  # the peer died
             frames = None
         if frames is None:
             self._drop(connection)
@@ -296,6 +303,9 @@ class Endpoint:
                 handler.on_request(request)
             except HeadraceError as refused:
                 request.fail(refused)
+            except Exception as bug:  # a service's mistake must not end the thread that all share
+                _logger.exception("service '%s' failed", service)
+                request.fail(HeadraceError(f"service '{service}' failed: {type(bug).__name__}: {bug}"))
 
     def _drop(self, connection: Connection) -> None:
         with self.lock:
@@ -355,6 +365,12 @@ def _left_the_job() -> PeerDeadError:
 
 def _peer_dead(peer: EndpointAddress) -> PeerDeadError:
     return PeerDeadError(f"{peer.name} is gone")
+
+
+def _allow_many_descriptors() -> None:
+    """A queued large item holds a descriptor, and the usual soft limit is for programs of another kind."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _abandon_all_in_child() -> None:

@@ -172,7 +172,10 @@ class FrameReader:
 
     def _receive(self) -> bytes:
         space = socket.CMSG_SPACE(_MAX_FDS * _FD.size)
-        data, ancillary, _, _ = self._sock.recvmsg(_READ_NBYTES, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        data, ancillary, came, _ = self._sock.recvmsg(_READ_NBYTES, space, flags)
+        if came & socket.MSG_CTRUNC:
+            raise ProtocolError("a shared body was lost: this process may not open more files (ulimit -n)")
         for level, kind, raw in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._fds.extend(fd for (fd,) in _FD.iter_unpack(raw[: len(raw) - len(raw) % _FD.size]))
@@ -201,7 +204,7 @@ class FrameReader:
             if len(pending) < front + inline_n and inline_n < _READ_NBYTES:
                 break
             head_start = start + _PREFIX.size
-            head = pickle.loads(memoryview(pending)[head_start : head_start + head_n])
+            head = _read_head(bytes(pending[head_start : head_start + head_n]))
             header = bytes(pending[head_start + head_n : front])
             if len(pending) < front + inline_n:
                 self._large = _LargeBody(Kind(kind), head, header, bytearray(inline_n), pending[front:])
@@ -223,6 +226,13 @@ class FrameReader:
         if not self._fds:
             raise ProtocolError("a frame announced a shared body and none came with it")
         return Payload(header, SharedBody(self._fds.popleft(), body_n))
+
+
+def _read_head(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # a key of a user's class may fail to unpickle in any way
+        raise ProtocolError(f"a message's head cannot be read here: {type(error).__name__}: {error}") from error
 
 
 class _LargeBody:

@@ -17,6 +17,7 @@ from headrace.core.errors import (
     ChannelClosedError,
     ChannelEmptyError,
     ChannelFullError,
+    HeadraceError,
     PeerDeadError,
     WaitTimeoutError,
 )
@@ -258,3 +259,20 @@ def test_who_waits_on_its_own_process_is_woken_when_it_leaves(tmp_path) -> None:
         channel.qsize()
     with pytest.raises(PeerDeadError):
         blocked.result(TIMEOUT_S)
+
+
+class _Clumsy:
+    def on_request(self, request) -> None:
+        raise KeyError("no such drawer")
+
+    def on_peer_gone(self, peer: str, clean: bool) -> None: ...
+
+
+def test_a_mistake_in_one_service_leaves_the_others_served(inline) -> None:
+    inline.endpoint.serve("clumsy", _Clumsy())
+    channel = Channel.create("c")
+    peer = Endpoint(name="peer", token=inline.endpoint.token)
+    with pytest.raises(HeadraceError, match="service 'clumsy' failed: KeyError"):
+        peer.request(inline.endpoint.address, "clumsy", None).result(TIMEOUT_S)
+    assert peer.request(channel._ref.broker, "channel:c", ("size", "k")).result(TIMEOUT_S).value == 0
+    peer.close()

@@ -33,7 +33,7 @@ EXIT_INTERRUPTED = 130
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML file.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML or Python file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value …, such as runner.mode=sync")] = None,
 ) -> None:
     """Train by a recipe; say where checkpoint, metrics, learning curve and video are."""
@@ -52,7 +52,7 @@ def evaluate(
     video: Annotated[Path | None, typer.Option(help="Record one episode to this file (mp4).")] = None,
 ) -> None:
     """Play a checkpoint under its most likely actions and print the returns."""
-    from headrace.evaluation import GL_REMEDY, Player, record_video
+    from headrace.evaluation import Player, record_video
 
     with _faults_are_answers():
         player = Player.load(checkpoint)
@@ -63,8 +63,8 @@ def evaluate(
             f"mean length {sum(result.lengths) / len(result.lengths):.0f}"
         )
         if video is not None:
-            made = record_video(player.checkpoint, video)
-            out.print(f"video: {made}" if made else f"no video: {GL_REMEDY}")
+            made, remedy = record_video(player.checkpoint, video)
+            out.print(f"video: {made}" if made else f"no video: {remedy}")
 
 
 @app.command()

@@ -14,7 +14,7 @@ import torch
 
 from headrace.core.checkpoint import CheckpointManager
 from headrace.core.config import build, load_recipe
-from headrace.core.errors import CheckpointError
+from headrace.core.errors import CheckpointError, ConfigError, HeadraceError
 from headrace.learning.connectors.action import ActionMapping
 from headrace.learning.envs.base import VectorEnv
 from headrace.learning.envs.chunks import step_chunk
@@ -27,6 +27,11 @@ from headrace.runners.config import EmbodiedRecipe
 VIDEO_FPS = 30
 GL_REMEDY = "no software GL was found: `apt-get install libegl1 libgl1-mesa-dri` brings one"
 GL_BACKENDS = ("egl", "osmesa")
+_EXIT_DRAWS_NOTHING = 3
+
+
+class NothingToDrawError(HeadraceError):
+    """The environment has no pictures."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Player:
         """
         checkpoint = CheckpointManager.resolve(str(path))
         recipe = build(EmbodiedRecipe, load_recipe(checkpoint / "recipe.yaml", ()))
+        recipe.make_importable()
         env = make_vector_env(recipe.env, num_envs=1, seed=recipe.seed)
         module = build_module(
             recipe.model,
@@ -84,7 +90,8 @@ class Player:
         """Write a video (mp4) of one episode, at most `max_frames` decisions long.
 
         Raises:
-            RuntimeError: this environment, or this machine, cannot draw.
+            NothingToDrawError: the environment has no pictures.
+            Whatever a machine without GL raises.
         """
         import imageio.v2 as imageio
 
@@ -98,7 +105,7 @@ class Player:
             for _ in range(max_frames):
                 frame = env.render_frame()
                 if frame is None:
-                    raise RuntimeError(f"{config.id} draws no pictures")
+                    raise NothingToDrawError(config.id)
                 video.append_data(frame)  # type: ignore[attr-defined]  # imageio's stubs know readers only
                 chunk = step_chunk(env, act(obs))
                 obs = chunk.obs
@@ -118,8 +125,11 @@ class Player:
         return act
 
 
-def record_video(checkpoint: Path, path: Path, *, timeout_s: float = 120.0) -> Path | None:
-    """Record in a process of its own (a broken GL may take its process down); None where nothing can be drawn."""
+def record_video(checkpoint: Path, path: Path, *, timeout_s: float = 120.0) -> tuple[Path | None, str]:
+    """Record in a process of its own (a broken GL may take its process down).
+
+    Returns the video, or None and what would bring one.
+    """
     for backend in GL_BACKENDS:
         command = [sys.executable, "-m", "headrace.evaluation", str(checkpoint), str(path)]
         environment = {**os.environ, "MUJOCO_GL": backend, "OMP_NUM_THREADS": "1"}
@@ -128,9 +138,20 @@ def record_video(checkpoint: Path, path: Path, *, timeout_s: float = 120.0) -> P
         except subprocess.TimeoutExpired:
             continue
         if done.returncode == 0:
-            return path
-    return None
+            return path, ""
+        if done.returncode == _EXIT_DRAWS_NOTHING:
+            return None, "the environment draws no pictures (it has no render mode rgb_array)"
+    return None, GL_REMEDY
+
+
+def _main(checkpoint: str, path: str) -> int:
+    player = Player.load(checkpoint)
+    try:
+        player.record(Path(path))
+    except (NothingToDrawError, ConfigError):  # a ConfigError: the constructor knows no render_mode
+        return _EXIT_DRAWS_NOTHING
+    return 0
 
 
 if __name__ == "__main__":
-    Player.load(sys.argv[1]).record(Path(sys.argv[2]))
+    sys.exit(_main(*sys.argv[1:]))

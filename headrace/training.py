@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ def train(recipe_path: str | Path, overrides: Sequence[str] = ()) -> TrainOutcom
         HeadraceError: the run failed; nothing is left running.
     """
     recipe = build(EmbodiedRecipe, load_recipe(Path(recipe_path), overrides))
+    own_dirs = (str(Path(recipe_path).resolve().parent), str(Path.cwd()))
+    recipe = dataclasses.replace(recipe, import_dirs=tuple(dict.fromkeys((*recipe.import_dirs, *own_dirs))))
+    recipe.make_importable()
     if recipe.runner.resume_dir is not None:
         CheckpointManager.resolve(recipe.runner.resume_dir)  # a wrong one is refused before anything is made
     run_dir = _run_dir(recipe, Path(recipe_path).stem)
@@ -67,10 +71,10 @@ def train(recipe_path: str | Path, overrides: Sequence[str] = ()) -> TrainOutcom
     curve = learning_curve(run_dir)
     if not recipe.runner.video:
         return TrainOutcome(result, metrics, curve)
-    from headrace.evaluation import GL_REMEDY, record_video  # torch and imageio: after the run, not before it
+    from headrace.evaluation import record_video  # torch and imageio: after the run, not before it
 
-    video = record_video(result.checkpoint, run_dir / "policy.mp4")
-    return TrainOutcome(result, metrics, curve, video, "" if video else GL_REMEDY)
+    video, remedy = record_video(result.checkpoint, run_dir / "policy.mp4")
+    return TrainOutcome(result, metrics, curve, video, remedy)
 
 
 def _run_dir(recipe: EmbodiedRecipe, name: str) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,10 +52,29 @@ def test_a_player_acts_as_the_checkpoint_says(run_dir: Path) -> None:
 @pytest.mark.slow
 def test_without_a_gl_the_video_is_left_out(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "GL_BACKENDS", ("no-such-gl",))
-    assert evaluation.record_video(run_dir, tmp_path / "video.mp4") is None
+    assert evaluation.record_video(run_dir, tmp_path / "video.mp4") == (None, evaluation.GL_REMEDY)
     result = CliRunner().invoke(app, ["eval", str(run_dir), "--episodes", "1", "--video", str(tmp_path / "video.mp4")])
     assert result.exit_code == 0
     assert f"no video: {evaluation.GL_REMEDY}" in result.output
+
+
+@pytest.mark.slow
+def test_an_environment_of_ones_own_is_one_file_and_its_run_plays_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = QUICKSTART.with_name("own_environment.py")
+    arguments = ["train", str(recipe), "runner.max_steps=2", f"runner.run_dir={tmp_path}"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "the environment draws no pictures" in result.output
+    monkeypatch.chdir(tmp_path)
+    played = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", "eval", str(tmp_path), "--episodes", "2"],
+        env={**os.environ, "PYTHONPATH": str(QUICKSTART.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert "2 episodes of own_environment:Reach" in " ".join(played.stdout.split()), played.stderr
 
 
 @pytest.mark.parametrize(

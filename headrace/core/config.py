@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import runpy
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from headrace.core.errors import ConfigError, nearest
 T = TypeVar("T")
 ENVIRONMENT_PREFIX = "HEADRACE_"
 DEFAULTS_KEY = "defaults"
+RECIPE_VARIABLE = "recipe"
 
 
 def environment(name: str, default: str | None = None) -> str | None:
@@ -238,9 +240,10 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_doubles)
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A YAML recipe as plain data, its `defaults` (another file, relative to it) below it, `key=value` on top.
+    """A recipe as plain data, its `defaults` (another file, relative to it) below it, `key=value` on top.
 
-    `${section.key}` stands for another value, as in OmegaConf.
+    The file is YAML, in which `${section.key}` stands for another value, as in OmegaConf; or Python, whose variable
+    `recipe` is the configuration or a mapping.
 
     Raises:
         ConfigError: the file is not there or is no YAML mapping, or an override is malformed.
@@ -264,7 +267,7 @@ def _read(path: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
     if path in parents:
         raise ConfigError(DEFAULTS_KEY, path.name, "recipes inherit from each other in a circle")
     try:
-        data = yaml.load(path.read_text(), _Loader)
+        data = _run(path) if path.suffix == ".py" else yaml.load(path.read_text(), _Loader)
     except OSError as error:
         remedy = f"cannot be read ({error.strerror}){_similar_files(path)}"
         raise ConfigError("recipe", _shown(path), remedy) from error
@@ -276,6 +279,14 @@ def _read(path: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
     if base is None:
         return data
     return _merge(_read(path.parent / str(base), (*parents, path)), data)
+
+
+def _run(path: Path) -> Any:
+    """What a Python recipe says; exceptions of its own pass through, with their traceback."""
+    namespace = runpy.run_path(str(path))
+    if RECIPE_VARIABLE not in namespace:
+        raise ConfigError(RECIPE_VARIABLE, None, f"{_shown(path)} defines no variable of that name")
+    return to_dict(namespace[RECIPE_VARIABLE])
 
 
 def _shown(path: Path) -> str:

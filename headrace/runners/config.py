@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,6 +63,8 @@ class EmbodiedRecipe:
 
     cluster: None runs every role in this process, without Ray. Its `component_placement` places the components
     `env`, `rollout` and `learner`.
+    import_dirs: where modules that the recipe names are looked for besides Python's own path; a run adds the recipe's
+        directory and the working directory, so that its checkpoints can be played from anywhere.
     """
 
     env: EnvConfig
@@ -71,6 +74,11 @@ class EmbodiedRecipe:
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: PPOSettings = field(default_factory=PPOSettings)
     seed: int | None = None
+    import_dirs: tuple[str, ...] = ()
+
+    def make_importable(self) -> None:
+        """Put `import_dirs` on this process's path; workers get it from there."""
+        sys.path.extend(directory for directory in self.import_dirs if directory not in sys.path)
 
     def __post_init__(self) -> None:
         if self.cluster is None:

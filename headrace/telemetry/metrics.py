@@ -36,7 +36,8 @@ class Mean:
 def mean_of(values: Iterable[float | None]) -> Mean | None:
     """Mean of what is there and a number; None where nothing is."""
     kept = [value for value in values if value is not None and math.isfinite(value)]
-    return Mean(math.fsum(kept) / len(kept), len(kept)) if kept else None
+    # Divided first: a sum of huge values would overflow where their mean does not.
+    return Mean(math.fsum(value / len(kept) for value in kept), len(kept)) if kept else None
 
 
 def best_step(rows: Iterable[Mapping[str, Any]], metric: str) -> int | None:

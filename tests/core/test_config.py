@@ -147,7 +147,7 @@ def test_a_recipe_that_is_not_there_names_those_that_are() -> None:
         load_recipe(QUICKSTART.with_name("quikstart.yaml"))
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in QUICKSTART.parent.glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(path.name for path in QUICKSTART.parent.iterdir() if path.is_file()))
 def test_every_recipe_is_valid_and_survives_its_yaml(tmp_path: Path, name: str) -> None:
     recipe = build(EmbodiedRecipe, load_recipe(QUICKSTART.with_name(name)))
     save_yaml(recipe, tmp_path / "saved.yaml")
@@ -192,3 +192,12 @@ def test_a_registry_names_what_it_has_and_imports_what_it_is_told() -> None:
         registry.get("collections:Nothing")
     with pytest.raises(ConfigError, match="registered already"):
         registry.register("alpha")(list)
+
+
+def test_a_recipe_may_be_python(tmp_path: Path) -> None:
+    path = tmp_path / "r.py"
+    path.write_text("steps = 3\nrecipe = {'name': 'n', 'inner': {'steps': steps}}\n")
+    assert build(Outer, load_recipe(path, ["inner.gamma=0.5"])) == Outer(name="n", inner=Inner(steps=3, gamma=0.5))
+    path.write_text("recipes = {}\n")
+    with pytest.raises(ConfigError, match="defines no variable"):
+        load_recipe(path)

@@ -40,7 +40,8 @@ def test_a_mean_is_of_numbers_only(values: list[float | None]) -> None:
     if mean is not None and mean.count:
         kept = [v for v in values if v is not None and abs(v) < float("inf")]
         assert mean.count == len(kept)
-        assert min(kept) - 1e-6 * abs(min(kept)) <= mean.value <= max(kept) + 1e-6 * abs(max(kept))
+        low, high = min(kept), max(kept)
+        assert low - 1e-6 * abs(low) - 1e-300 <= mean.value <= high + 1e-6 * abs(high) + 1e-300
 
 
 def test_case_j2_the_best_checkpoint_ignores_absent_values() -> None:

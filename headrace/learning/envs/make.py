@@ -72,10 +72,10 @@ def check_id(env_id: str) -> None:
 
 def make_env(config: EnvConfig) -> gym.Env:
     """One Gymnasium environment, without those of Gymnasium's wrappers whose work the vector environment does."""
-    if not _is_gymnasium(config.id):
-        return ENVIRONMENTS.get(config.id, key="env.id")(**config.env_kwargs)
-    spec = dataclasses.replace(gym.spec(config.id), order_enforce=False)
     try:
+        if not _is_gymnasium(config.id):
+            return ENVIRONMENTS.get(config.id, key="env.id")(**config.env_kwargs)
+        spec = dataclasses.replace(gym.spec(config.id), order_enforce=False)
         return gym.make(spec, max_episode_steps=-1, disable_env_checker=True, **config.env_kwargs)
     except (TypeError, gym.error.Error) as error:
         raise ConfigError("env.env_kwargs", config.env_kwargs, f"{config.id} refuses them: {error}") from error

@@ -145,7 +145,7 @@ class WorkerGroup(Generic[W]):
             self._launch_remote(cluster, strategy.get_placement(cluster, isolate_gpu), concurrency)
         self._launched_at = time.monotonic()
         order = Order(_pickle_class(self._worker_cls), pack(self._order))
-        calls = [self._rank_call(rank, host.start(order)) for rank, host in self._ranks.items()]
+        calls = [self._rank_call(rank, "__init__", host.start(order)) for rank, host in self._ranks.items()]
         for call in calls:
             call.future.add_done_callback(lambda _: self._ready_at.append(time.monotonic()))
         self._started = Handle("__init__", calls)
@@ -301,11 +301,11 @@ class WorkerGroup(Generic[W]):
         calls = []
         for place, (rank, host) in enumerate(sorted(self._ranks.items())):
             arguments = same or pack(_pick(args, kwargs, place))
-            calls.append(self._rank_call(rank, host.call(method, arguments, beside=beside)))
+            calls.append(self._rank_call(rank, method, host.call(method, arguments, beside=beside)))
         return Handle(method, calls)
 
-    def _rank_call(self, rank: int, future: Future[Outcome]) -> RankCall:
-        return RankCall(self._name, rank, self._log_paths[rank], future)
+    def _rank_call(self, rank: int, method: str, future: Future[Outcome]) -> RankCall:
+        return RankCall(self._name, rank, method, self._log_paths[rank], future)
 
 
 def _pick(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.core.errors import WaitTimeoutError, WorkerError
+from headrace.core.errors import PeerDeadError, WaitTimeoutError, WorkerError
 
 _LOG_TAIL_LINES = 15
+CAUSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class RankCall:
 
     group: str
     rank: int
+    method: str
     log_path: str
     future: Future[Outcome]
 
@@ -53,7 +55,7 @@ class Handle:
 
     def done(self) -> bool:
         """Whether `wait` would return or raise at once."""
-        return all(call.future.done() for call in self._calls) or self._failed() is not None
+        return all(call.future.done() for call in self._calls) or bool(self._failed_calls())
 
     def wait(self, timeout_s: float | None = None, *, unless_failed: Sequence[Handle] = ()) -> list[Any]:
         """The results by rank. Returns as soon as one rank failed, by raising.
@@ -67,12 +69,13 @@ class Handle:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         watched = [self, *unless_failed]
         while True:
-            for handle in watched:
-                handle._raise_failure()
-            open_futures = [call.future for call in self._calls if not call.future.done()]
+            failed = [call for handle in watched for call in handle._failed_calls()]
+            if failed:
+                raise _error_of(_cause_among(failed, watched))
+            open_futures = self._open_futures()
             if not open_futures:
                 return [call.future.result().value for call in self._calls]
-            others = [c.future for handle in unless_failed for c in handle._calls if not c.future.done()]
+            others = [future for handle in unless_failed for future in handle._open_futures()]
             rest = None if deadline is None else max(0.0, deadline - time.monotonic())
             done, _ = concurrent.futures.wait(
                 open_futures + others, timeout=rest, return_when=concurrent.futures.FIRST_COMPLETED
@@ -105,18 +108,38 @@ class Handle:
             return reduced, [{self.method: seconds} for seconds in self.durations()]
         return reduced
 
-    def _failed(self) -> RankCall | None:
-        return next((c for c in self._calls if c.future.done() and _failure_of(c) is not None), None)
+    def _failed_calls(self) -> list[RankCall]:
+        return [call for call in self._calls if call.future.done() and _failure_of(call) is not None]
 
-    def _raise_failure(self) -> None:
-        call = self._failed()
-        if call is None:
-            return
-        failure = _failure_of(call)
-        assert failure is not None
-        details = failure.traceback or _tail(call.log_path)
-        error = WorkerError(call.group, call.rank, self.method, failure.summary, call.log_path, details)
-        raise error from failure.error
+    def _open_futures(self) -> list[Future[Outcome]]:
+        return [call.future for call in self._calls if not call.future.done()]
+
+
+def _cause_among(failed: list[RankCall], watched: Sequence[Handle]) -> RankCall:
+    """The call to report. That a peer is dead is a consequence: the peer's own call will say why, in a moment."""
+    deadline = time.monotonic() + CAUSE_TIMEOUT_S
+    while True:
+        causes = [call for call in failed if not _is_consequence(call)]
+        open_futures = [future for handle in watched for future in handle._open_futures()]
+        rest = deadline - time.monotonic()
+        if causes or not open_futures or rest <= 0:
+            return (causes or failed)[0]
+        concurrent.futures.wait(open_futures, timeout=rest, return_when=concurrent.futures.FIRST_COMPLETED)
+        failed = [call for handle in watched for call in handle._failed_calls()]
+
+
+def _is_consequence(call: RankCall) -> bool:
+    failure = _failure_of(call)
+    return failure is not None and isinstance(failure.error, PeerDeadError)
+
+
+def _error_of(call: RankCall) -> WorkerError:
+    failure = _failure_of(call)
+    assert failure is not None
+    details = failure.traceback or _tail(call.log_path)
+    error = WorkerError(call.group, call.rank, call.method, failure.summary, call.log_path, details)
+    error.__cause__ = failure.error
+    return error
 
 
 def _failure_of(call: RankCall) -> Failure | None:

@@ -2,7 +2,7 @@
 
 Configuration lives with its owner as frozen dataclasses. `build` is the one way in: whatever it does not know, or
 what has the wrong type, raises before any work starts, with the full key path and the nearest valid name.
-This is the only file that reads the process's environment.
+This is the only file that reads headrace's own environment variables.
 """
 
 from __future__ import annotations

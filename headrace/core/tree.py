@@ -12,8 +12,8 @@ import io
 import pickle
 import struct
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -76,19 +76,6 @@ def decode(header: bytes, body: memoryview) -> Any:
         views.append(body[start : start + length])
         start += _aligned(length)
     return pickle.loads(memoryview(header)[end:], buffers=views)
-
-
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply `function` to every leaf of nested dicts, lists, tuples, named tuples and dataclasses."""
-    if isinstance(tree, dict):
-        return {key: map_leaves(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_leaves(function, value) for value in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_leaves(function, value) for value in tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree)(**{f.name: map_leaves(function, getattr(tree, f.name)) for f in fields(tree)})
-    return function(tree)
 
 
 def _aligned(nbytes: int) -> int:

@@ -6,9 +6,10 @@ import abc
 import logging
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from headrace.core.checkpoint import CHECKPOINTS_DIR, CheckpointManager
 from headrace.core.config import save_yaml
@@ -16,7 +17,7 @@ from headrace.learning.data.trajectory import EpisodeRecord
 from headrace.runners.config import EmbodiedRecipe
 from headrace.system import Channel, Handle, WorkerGroup
 from headrace.telemetry.console import Console, StepReport
-from headrace.telemetry.metrics import MetricLogger
+from headrace.telemetry.metrics import MetricLogger, mean_of
 from headrace.telemetry.tracing import StageTimer
 
 if TYPE_CHECKING:
@@ -267,10 +268,10 @@ class EmbodiedRunner(abc.ABC):
         return len(self.last_episodes) == self.config.return_window
 
 
-def _mean_return(records: Any) -> float | None:
+def _mean_return(records: Iterable[EpisodeRecord]) -> float | None:
     """None, not 0, where no episode finished."""
-    records = list(records)
-    return sum(record.episode_return for record in records) / len(records) if records else None
+    mean = mean_of(record.episode_return for record in records)
+    return None if mean is None else mean.value
 
 
 def _is_due(step: int, interval: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -96,6 +97,8 @@ def _start_local(config: ClusterConfig) -> Connection:
     """An own Ray. Never a bare init, which attaches to whatever cluster this machine remembers."""
     import ray
 
+    # Else Ray hides every accelerator from processes that reserve none; which they see is for placements to say.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     wanted = {
         "num_cpus": config.num_cpus,
         "resources": config.resources,

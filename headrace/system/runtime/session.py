@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.core.errors import ClusterError, ConfigError, PeerDeadError
+from headrace.core.errors import ClusterError, ConfigError
 from headrace.system.cluster.cluster import Cluster
 from headrace.system.comm.channel import ChannelService
 from headrace.system.comm.context import ChannelRef
@@ -202,12 +202,3 @@ def _driver_session(cluster: Cluster) -> Session:
     session = Session(endpoint, control_plane, endpoint.address, here.node_rank, Path(cluster.log_dir))
     session.hosts.append(actor)
     return session
-
-
-def is_alive(info: WorkerInfo) -> bool:
-    """Whether the worker's process still answers the door."""
-    try:
-        current().endpoint.watch(info.endpoint)
-    except PeerDeadError:
-        return False
-    return True

@@ -5,6 +5,9 @@ BIN := .venv/bin
 STAMP := .venv/.headrace-setup
 RECIPE ?= recipes/quickstart.yaml
 export OMP_NUM_THREADS ?= 1
+# A failed pip must fail the target although its output is filtered.
+SHELL := bash
+.SHELLFLAGS := -eo pipefail -c
 
 .PHONY: help setup train test check lint bench clean
 .DEFAULT_GOAL := help

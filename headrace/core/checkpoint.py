@@ -20,6 +20,7 @@ from headrace.core.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 CHECKPOINTS_DIR = "checkpoints"
+SUPERSEDED = "superseded-"
 _NAME = re.compile(r"(?:step_|global_step_)?(\d+)")
 _TEMPORARY = ".writing-"
 _CHUNK_NBYTES = 1 << 20
@@ -61,8 +62,25 @@ class CheckpointManager:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         _fsync(self.root)
-        self._retire()
+        self._retire(target)
         return target
+
+    def rewind(self, step: int | None) -> None:
+        """Set aside every checkpoint after `step` (None: all): they are of another course than the run that begins.
+
+        Left in place, a later step of this run would be taken for saved already, and retention would keep the higher
+        numbers. They move to `superseded-<n>` and can still be resumed by that name; nothing is deleted.
+        """
+        later = [path for path in _numbered(self.root) if step is None or _step_of(path) > step]
+        if not later:
+            return
+        taken = [int(path.name.removeprefix(SUPERSEDED)) for path in self.root.glob(f"{SUPERSEDED}[0-9]*")]
+        aside = self.root / f"{SUPERSEDED}{max(taken, default=0) + 1}"
+        aside.mkdir()
+        for path in later:
+            path.rename(aside / path.name)
+        _fsync(self.root)
+        _logger.warning("%d checkpoints of an earlier course were set aside to %s", len(later), aside)
 
     def all(self) -> list[Path]:
         """The whole checkpoints, oldest first, by number. Incomplete ones are skipped with a warning."""
@@ -98,27 +116,30 @@ class CheckpointManager:
         """What `save` was told besides the files, and the step."""
         return json.loads((checkpoint / MANIFEST).read_text())["metadata"]
 
-    def _retire(self) -> None:
+    def _retire(self, just_saved: Path) -> None:
         """Delete what is beyond `keep`. Only whole checkpoints count, so the last good one always stays."""
         for path in self.all()[: -self.keep]:
-            shutil.rmtree(path)
+            if path != just_saved:
+                shutil.rmtree(path)
 
     def _sweep(self) -> None:
         """Remove what a killed save left behind."""
         for path in self.root.glob(f"{_TEMPORARY}*"):
-            if not _is_running(int(path.name.rpartition("-")[2])):
+            pid = int(path.name.rpartition("-")[2])
+            # In a container a restarted run often has the number of the one that was killed.
+            if pid == os.getpid() or not _is_running(pid):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def problem(checkpoint: Path) -> str | None:
     """What keeps a checkpoint from being whole; None if it is."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+        files = json.loads((checkpoint / MANIFEST).read_text())["files"].items()
     except FileNotFoundError:
         return "it has no manifest: it was never finished"
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest cannot be read ({error})"
-    for name, (nbytes, checksum) in files.items():
+    for name, (nbytes, checksum) in files:
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != nbytes:
             return f"{name} is missing or cut short"
@@ -138,10 +159,16 @@ def _numbered(root: Path) -> list[Path]:
     """Directories whose name is a step number, in the order of the numbers (not of the text)."""
     if not root.is_dir():
         return []
-    numbered = [
-        (int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()
-    ]
-    return [path for _, path in sorted(numbered)]
+    return sorted(
+        (path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()),
+        key=lambda path: (_step_of(path), path),
+    )
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
 
 
 def _seal(directory: Path, metadata: Mapping[str, Any]) -> None:
@@ -151,6 +178,8 @@ def _seal(directory: Path, metadata: Mapping[str, Any]) -> None:
         if path.is_file():
             files[str(path.relative_to(directory))] = (path.stat().st_size, _checksum(path))
             _fsync(path)
+        elif path.is_dir():
+            _fsync(path)  # a file's name is on disk only once its directory is
     manifest = directory / MANIFEST
     manifest.write_text(json.dumps({"metadata": metadata, "files": files}, indent=1))
     _fsync(manifest)

@@ -13,7 +13,7 @@ import re
 import runpy
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -142,6 +142,8 @@ def _scalar(hint: Any, value: Any, path: str) -> Any:
         return Path(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)  # 1e6 is how people write a million
+    if hint is int and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+", value):
+        return int(value)  # not by way of a float, which would round a long seed
     if hint is int and isinstance(value, str) and _float_text(value) and float(value).is_integer():
         return int(float(value))
     wrong_bool = isinstance(value, bool) and hint is not bool
@@ -213,12 +215,13 @@ class _Loader(yaml.SafeLoader):
     """YAML as people mean it: 1:30, yes and 010 are text; a key stands once."""
 
 
+_MERGE = "tag:yaml.org,2002:merge"
 _PLAIN_SCALARS = [
     ("tag:yaml.org,2002:bool", r"true|True|false|False", "tTfF"),
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("tag:yaml.org,2002:int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
     ("tag:yaml.org,2002:float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", "-+0123456789."),
-    ("tag:yaml.org,2002:merge", r"<<", "<"),
+    (_MERGE, r"<<", "<"),
 ]
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in _PLAIN_SCALARS:
@@ -228,9 +231,14 @@ for _tag, _pattern, _first in _PLAIN_SCALARS:
 def _mapping_without_doubles(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == _MERGE:
+            continue  # `<<: *other` is no key; `flatten_mapping` carries it out
         key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, Hashable):
+            raise ConfigError(str(key), None, f"cannot be a key; write text or a number (line {line})")
         if key in seen:
-            raise ConfigError(str(key), None, f"stands twice in one section (line {key_node.start_mark.line + 1})")
+            raise ConfigError(str(key), None, f"stands twice in one section (line {line})")
         seen.add(key)
     loader.flatten_mapping(node)
     return loader.construct_mapping(node, deep=True)
@@ -266,19 +274,31 @@ def _read(path: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
     path = path.resolve()
     if path in parents:
         raise ConfigError(DEFAULTS_KEY, path.name, "recipes inherit from each other in a circle")
-    try:
-        data = _run(path) if path.suffix == ".py" else yaml.load(path.read_text(), _Loader)
-    except OSError as error:
-        remedy = f"cannot be read ({error.strerror}){_similar_files(path)}"
-        raise ConfigError("recipe", _shown(path), remedy) from error
-    except yaml.YAMLError as error:
-        raise ConfigError("recipe", _shown(path), f"is no YAML: {' '.join(str(error).split())}") from error
+    text = _text(path)
+    data = _run(path) if path.suffix == ".py" else _parse(text, path)
     if not isinstance(data, dict):
         raise ConfigError("recipe", _shown(path), "must be sections of keys and values")
     base = data.pop(DEFAULTS_KEY, None)
     if base is None:
         return data
     return _merge(_read(path.parent / str(base), (*parents, path)), data)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError("recipe", _shown(path), "is no text; a recipe is YAML or Python, in UTF-8") from error
+    except OSError as error:
+        remedy = f"cannot be read ({error.strerror}){_similar_files(path)}"
+        raise ConfigError("recipe", _shown(path), remedy) from error
+
+
+def _parse(text: str, path: Path) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError("recipe", _shown(path), f"is no YAML: {' '.join(str(error).split())}") from error
 
 
 def _run(path: Path) -> Any:

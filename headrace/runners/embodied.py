@@ -94,6 +94,7 @@ class EmbodiedRunner(abc.ABC):
         if self.config.resume_dir is not None:
             self._resume(self.config.resume_dir)
         resume_step = self.global_step if self.config.resume_dir is not None else None
+        self.checkpoints.rewind(resume_step)
         self.metrics = MetricLogger(self.run_dir, resume_step=resume_step)
         self.learner.set_global_step(self.global_step).wait()
         groups = (self.env, self.rollout, self.learner)

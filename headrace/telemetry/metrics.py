@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import statistics
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,8 +37,12 @@ class Mean:
 def mean_of(values: Iterable[float | None]) -> Mean | None:
     """Mean of what is there and a number; None where nothing is."""
     kept = [value for value in values if value is not None and math.isfinite(value)]
-    # Divided first: a sum of huge values would overflow where their mean does not.
-    return Mean(math.fsum(value / len(kept) for value in kept), len(kept)) if kept else None
+    if not kept:
+        return None
+    try:
+        return Mean(math.fsum(kept) / len(kept), len(kept))
+    except OverflowError:  # the sum does not fit a float though the mean does: by fractions, slow and exact
+        return Mean(float(statistics.mean(kept)), len(kept))
 
 
 def best_step(rows: Iterable[Mapping[str, Any]], metric: str) -> int | None:
@@ -126,7 +131,8 @@ class _Board:
 
     def __init__(self, directory: Path, resume_step: int | None) -> None:
         self._directory = directory
-        self._purge_step = None if resume_step is None else resume_step + 1
+        # A run that begins anew in a used directory has its metrics file to itself; so it has its board.
+        self._purge_step = resume_step + 1 if resume_step is not None else 0 if directory.is_dir() else None
         self._writer: Any = None
         self._event: Any = None  # protobuf modules, imported with the first row
         self._summary: Any = None

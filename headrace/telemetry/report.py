@@ -58,9 +58,10 @@ def _draw_losses(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         lag.plot(x, y, color="gray", linestyle=":", label="staleness")
         lag.set_ylabel("staleness (versions)")
         lag.set_ylim(bottom=0)
-        lag.legend(loc="upper right")
+        lag.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
     if axes.lines:
-        axes.legend(loc="upper left")
+        # Above the axes: inside, it hides the lines of a long run.
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(_LOSSES), frameon=False)
 
 
 def _draw_stages(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -70,8 +71,8 @@ def _draw_stages(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
     if names:
         columns = [[row.get(name) or 0.0 for row in rows] for name in names]
         labels = [name.removeprefix(_STAGE).removesuffix("_s").replace("_", " ") for name in names]
-        axes.stackplot(steps, columns, labels=labels, alpha=0.8)
-        axes.legend(loc="upper right", ncols=len(names))
+        axes.stackplot(steps, columns, labels=labels, alpha=0.8, step="mid")  # a long step is a bar, not a hill
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(names), frameon=False)
     axes.set(xlabel="training step", ylabel="seconds a step")
     axes.grid(alpha=0.3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -68,10 +69,44 @@ def test_retention_never_deletes_the_only_good_one(tmp_path: Path) -> None:
     assert [path.name for path in manager.all()] == ["step_2"]
     for step in (3, 4, 5):
         (tmp_path / f"step_{step}").mkdir()
-    _save(manager, 1)
-    assert manager.has(1) or manager.has(2)
-    latest = manager.latest()
-    assert latest is not None
+    saved = _save(manager, 1)
+    assert problem(saved) is None, "what was just saved stays, though a higher number is there"
+    assert manager.has(2)
+
+
+def test_a_rewound_run_keeps_its_own_checkpoints(tmp_path: Path) -> None:
+    before = CheckpointManager(tmp_path)
+    for step in (100, 200, 300):
+        _save(before, step, "old")
+    manager = CheckpointManager(tmp_path)
+    manager.rewind(100)
+    assert not manager.has(200)
+    assert (_save(manager, 200, "new") / "weights").read_text() == "new"
+    assert [path.name for path in manager.all()] == ["step_100", "step_200"]
+    assert CheckpointManager.resolve(tmp_path).name == "step_200"
+    assert CheckpointManager.resolve(tmp_path / "superseded-1").name == "step_300"
+    manager.rewind(None)
+    assert manager.all() == []
+    assert CheckpointManager.resolve(tmp_path / "superseded-2" / "step_100") is not None
+    manager.rewind(None)
+    assert not (tmp_path / "superseded-3").exists()
+
+
+def test_what_a_killed_save_left_is_swept_even_under_the_same_process_number(tmp_path: Path) -> None:
+    left = tmp_path / f".writing-2-{os.getpid()}"
+    left.mkdir()
+    (left / "half").write_text("half")
+    saved = _save(CheckpointManager(tmp_path), 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_2"]
+    assert not (saved / "half").exists()
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"files": []}', "\x00\x00"])
+def test_a_manifest_that_says_nothing_is_damage_and_no_crash(tmp_path: Path, manifest: str) -> None:
+    manager = CheckpointManager(tmp_path)
+    good = _save(manager, 1)
+    (_save(manager, 2) / "manifest.json").write_text(manifest)
+    assert manager.latest() == good
 
 
 def test_a_full_disk_leaves_the_earlier_one_and_no_debris(tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def test_a_number_in_any_notation_is_a_float(text: str) -> None:
     assert build(Inner, {"steps": "1e3"}).steps == 1000
 
 
+def test_a_quoted_whole_number_keeps_every_digit() -> None:
+    assert build(Inner, {"steps": "9007199254740993"}).steps == 9007199254740993
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1:30", "1:30"), ("010", "010"), ("yes", "yes"), ("1_000", "1_000"), ("0-3", "0-3"), ("true", True), ("7", 7)],
@@ -104,6 +108,23 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> Non
     path = tmp_path / "r.yaml"
     path.write_text("a: 1\nb: 2\na: 3\n")
     with pytest.raises(ConfigError, match="line 3"):
+        load_recipe(path)
+
+
+def test_a_section_may_be_merged_into_another(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  y: 3\n")
+    assert load_recipe(path)["b"] == {"x": 1, "y": 3}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"\x89PNG\xff", "is no text"), (b"? [a]\n: 1\n", "cannot be a key"), (b"a: [1", "is no YAML")],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
         load_recipe(path)
 
 
@@ -200,4 +221,7 @@ def test_a_recipe_may_be_python(tmp_path: Path) -> None:
     assert build(Outer, load_recipe(path, ["inner.gamma=0.5"])) == Outer(name="n", inner=Inner(steps=3, gamma=0.5))
     path.write_text("recipes = {}\n")
     with pytest.raises(ConfigError, match="defines no variable"):
+        load_recipe(path)
+    path.write_text("open('no-such-file')\n")
+    with pytest.raises(FileNotFoundError):  # its own fault, not "the recipe cannot be read"
         load_recipe(path)

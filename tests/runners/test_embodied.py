@@ -43,6 +43,25 @@ class Failing(gym.Wrapper):
 """
 
 
+SIX_STEPS_ENV = """
+import gymnasium as gym
+
+class SixSteps(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("Pendulum-v1"))
+        self.count = 0
+
+    def reset(self, **kwargs):
+        self.count = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self.count += 1
+        obs, _, _, _, info = self.env.step(action)
+        return obs, 1.0, self.count == 6, False, info
+"""
+
+
 def _recipe(**sections: dict) -> EmbodiedRecipe:
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
     for section, changes in sections.items():
@@ -117,11 +136,43 @@ def test_case_j4_rows_after_the_checkpoint_are_not_repeated(tmp_path: Path) -> N
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
 
 
+def test_a_run_in_a_used_directory_saves_its_own_weights(tmp_path: Path) -> None:
+    alone = _run(dataclasses.replace(_recipe(), seed=9), tmp_path / "alone")
+    _run(_recipe(), tmp_path / "used")
+    again = _run(dataclasses.replace(_recipe(), seed=9), tmp_path / "used")
+    _assert_equal_weights(again.checkpoint, alone.checkpoint)
+
+
+def test_a_run_resumed_from_an_earlier_step_saves_its_own_weights(tmp_path: Path) -> None:
+    _run(_recipe(runner={"save_interval": 1, "keep_checkpoints": 4}), tmp_path)
+    old = _weights(tmp_path / "checkpoints" / "step_4")
+    runner = {"save_interval": 1, "keep_checkpoints": 1, "resume_dir": str(tmp_path / "checkpoints" / "step_2")}
+    forked = _run(_recipe(algorithm={"lr": 5e-2}, runner=runner), tmp_path)
+    new = _weights(forked.checkpoint)
+    assert any(not torch.equal(old[name], new[name]) for name in old)
+    assert CheckpointManager.resolve(tmp_path) == forked.checkpoint
+
+
 def test_case_j2_no_finished_episode_is_absent_not_zero(tmp_path: Path) -> None:
     recipe = _recipe(env={"id": "Pendulum-v1"}, rollout={"fragment_length": 4}, runner={"max_steps": 2})
     result = _run(recipe, tmp_path)
     assert result.episode_return is None
     assert all("env/episode_return" not in row for row in read_metrics(tmp_path))
+
+
+def test_case_j2_episodes_longer_than_a_step_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6-step episodes, 4 environment steps a training step: 0, 1 and 1 episodes end in the three steps."""
+    (tmp_path / "six_steps_env.py").write_text(SIX_STEPS_ENV)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = _recipe(
+        env={"id": "six_steps_env:SixSteps", "num_envs": 1}, rollout={"fragment_length": 4}, runner={"max_steps": 3}
+    )
+    _run(recipe, tmp_path / "run")
+    rows = read_metrics(tmp_path / "run")
+    assert [row.get("env/episode_return") for row in rows] == [None, 6.0, 6.0]
+    assert [row.get("env/episode_length") for row in rows] == [None, 6.0, 6.0]
+    last = CheckpointManager.metadata(CheckpointManager.resolve(tmp_path / "run"))
+    assert [(e["episode_return"], e["length"]) for e in last["last_episodes"]] == [(6.0, 6), (6.0, 6)]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError
@@ -34,6 +34,7 @@ def test_case_j2_a_nan_poisons_no_mean() -> None:
     assert mean_of([float("nan"), None]) is None
 
 
+@example([sys.float_info.max] * 3)  # the sum overflows, the mean does not
 @given(st.lists(st.one_of(st.none(), st.floats())))
 def test_a_mean_is_of_numbers_only(values: list[float | None]) -> None:
     mean = mean_of(values)
@@ -98,6 +99,27 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.5), (2, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("resume_step", "expected"), [(None, [(1, 10.0), (2, 20.0)]), (2, [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)])]
+)
+def test_case_j4_tensorboard_repeats_no_step(
+    tmp_path: Path, resume_step: int | None, expected: list[tuple[int, float]]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = MetricLogger(tmp_path)
+    for step in (1, 2, 3):
+        first.log(step, {"x": step})
+    first.close()
+    second = MetricLogger(tmp_path, resume_step=resume_step)
+    for step, _ in expected[resume_step or 0 :]:
+        second.log(step, {"x": 10 * step})
+    second.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("x")] == expected
 
 
 def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
